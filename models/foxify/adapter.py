@@ -117,6 +117,8 @@ def write_adapter(student: Student, out: Path, keep: float) -> None:
                  "log_pruning_tolerance": LOG_EPS}
     config = {"base_model_type": student.base.config["model_type"], "r": student.rank,
               "lora_alpha": student.rank, "keep": keep, "config": keys}
+    if student.window is not None:
+        config["window"] = student.window
     save_file(_tensors(student), out / f"{ADAPTER}.partial")
     (out / f"{ADAPTER}.partial").replace(out / ADAPTER)
     write_file(out / f"{CONFIG}.partial", config)

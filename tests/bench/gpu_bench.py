@@ -389,6 +389,8 @@ def parse_arguments() -> argparse.Namespace:
     models.add_argument("--prompts", type=pathlib.Path, help="held-out chats of chats.py prompts")
     models.add_argument("--students", nargs="*", default=[], metavar="DIR",
                         help="more students of --base, for the curve of what they keep")
+    models.add_argument("--window-student", metavar="DIR",
+                        help="--out of ./run foxify --window-baseline")
     models.add_argument("--reports", type=pathlib.Path, nargs="*", default=[],
                         help="report.json of ./run foxify")
     models.add_argument("--device", default="cuda", help="also for the part pace; default: cuda")

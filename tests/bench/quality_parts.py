@@ -125,6 +125,16 @@ def peers(bench: Bench) -> Part:
                       str(max(1, len(os.sched_getaffinity(0)) - 2)))
 
 
+def window(bench: Bench) -> Part:
+    """A student that was trained alike for a window of as many bytes, in kvpress's pipeline."""
+    student = bench.arguments.window_student
+    if student is None:
+        raise RuntimeError("needs --window-student")
+    return bench.peer("kvpress_eval.py", 600, bench.arguments.base, "--length", str(PEER_LENGTH),
+                      "--window-student", student, "--device", bench.arguments.device,
+                      "--workers", "9")  # one a task
+
+
 PARTS: dict[str, Callable[[Bench], Part]] = {
     "score": score,
     "score-cpu": score_on_two_cores,
@@ -132,6 +142,7 @@ PARTS: dict[str, Callable[[Bench], Part]] = {
                     ",".join(map(str, LENGTHS)), "--questions", str(QUESTIONS), against=True,
                     seconds=2400),
     "peers": peers,
+    "window": window,
     "curve": curve,
 }
 

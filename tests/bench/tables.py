@@ -138,10 +138,14 @@ def peers(m: Measurements) -> Iterator[str]:
              for first in (True, False)]
     found = quality_parts.variants(m)
     whole = found.pop(quality_parts.ALL_KEYS, {})
+    base = [*whole.values()]
     groups = [("foxserve, the base, all keys", "", sides[0], sides[0]),
               ("**foxserve, its Fox**", "", sides[1], sides[0]),
-              ("kvpress, the base, all keys", "", [*whole.values()], [*whole.values()])]
-    groups += sorted(((name, "seen" if seen else "not seen", [*rows.values()], [*whole.values()])
+              ("kvpress, the base, all keys", "", base, base)]
+    windowed = m.all(bench="window-student", error=None)
+    if windowed:
+        groups.append(("a window and sinks, trained alike", "", windowed, base))
+    groups += sorted(((name, "seen" if seen else "not seen", [*rows.values()], base)
                       for (name, seen), rows in found.items()),
                      key=lambda group: -quality_parts.mean_recall(group[2])[0])
     for name, question, rows, base in groups if whole else ():

@@ -44,11 +44,14 @@ class TablesTest(unittest.TestCase):
                      ("SnapKV", True, 0.2, 0.15, 0.15), ("KVzip", False, 0.16, 0.15, 1.0))
                  for task in ("multikey", "tracking")]
         rows.append({**rows[-1], "press": "TOVA", "task": "tracking"})  # another task is missing
+        rows += [{"bench": "window-student", "task": task, "recall": {"mean": 0.2, "error": 0.03},
+                  "kept": 0.15, "cached": 0.15} for task in ("multikey", "tracking")]
         m = judge.Measurements({"parts": {"peers": {"rows": rows}}})
         self.assertEqual(list(tables.peers(m)), [
             "| foxserve, the base, all keys |  | 100.0% | 80.0 +- 2.1 | 100% |",
             "| **foxserve, its Fox** |  | 15.0% | 72.0 +- 2.1 | 90% |",
             "| kvpress, the base, all keys |  | 100.0% | 80.0 +- 2.1 | 100% |",
+            "| a window and sinks, trained alike |  | 15.0% | 20.0 +- 2.1 | 25% |",
             "| SnapKV | seen | 15.0% | 20.0 +- 2.1 | 25% |",
             "| KVzip | not seen | 15.0%, masked | 16.0 +- 2.1 | 20% |",
             "| SnapKV | not seen | 15.0% | 10.0 +- 2.1 | 12.5% |"])

@@ -10,6 +10,9 @@ and grades are those of models/evaluate/recall_tasks.py. The share of keys and v
 is counted in the cache before the question; question and answer are kept whole. A masked share
 (AdaKV, KVzip) still occupies memory and is counted as removed.
 
+With --window-student DIR, the --out of ./run foxify --window-baseline W, the model answers as that
+student, without a press: each token attends to itself, the W - 1 before it, and a sink.
+
 Exit status: 0 done; 1 failed, with the reason in one line; 2 usage.
 """
 
@@ -21,6 +24,7 @@ import dataclasses
 import functools
 import importlib
 import importlib.metadata
+import json
 import logging
 import multiprocessing
 import os
@@ -94,7 +98,7 @@ class Tokens(Client):
 class Peer:
     """A model behind kvpress's pipeline."""
 
-    def __init__(self, model: str, device: str, threads: int) -> None:
+    def __init__(self, model: str, student: str | None, device: str, threads: int) -> None:
         torch, transformers = (importlib.import_module(name) for name in ("torch", "transformers"))
         torch.set_num_threads(threads)
         transformers.utils.logging.disable_progress_bar()
@@ -104,6 +108,7 @@ class Peer:
         tokenizer = transformers.AutoTokenizer.from_pretrained(model)
         self._model = transformers.AutoModelForCausalLM.from_pretrained(
             model, dtype=torch.bfloat16, attn_implementation="causal").eval()
+        self._window = become(self._model, pathlib.Path(student)) if student else None
         texts = tokenizer.batch_decode([[token] for token in range(len(tokenizer))])
         end = self._model.generation_config.eos_token_id
         self._model.generation_config.eos_token_id = [
@@ -136,10 +141,33 @@ class Peer:
             indices = getattr(block.self_attn, "masked_key_indices", None)
             masked += 0 if indices is None else len(indices[1])
         whole = tokens * sum(layer.keys.shape[1] for layer in cache.layers)
+        if self._window is not None:  # the cache holds keys that no token attends to any more
+            cached = min(cached, self._window / tokens * whole)
         return cached / whole, (cached - masked) / whole
 
 
-def causal(_module: Any, query: Any, key: Any, value: Any, _mask: Any, dropout: float = 0.0,
+def become(model: Any, student: pathlib.Path) -> int:
+    """Merges the adapter of a window-trained student into its base, as convert does, and returns
+    the window. Refusal if it is no such adapter."""
+    torch, safetensors, lora_adapter = (importlib.import_module(name) for name in (
+        "torch", "safetensors.torch", "models.convert.lora_adapter"))
+    window = json.loads((student / lora_adapter.CONFIG).read_text(encoding="utf-8")).get("window")
+    if window is None:
+        raise Refusal(f"{student}: no adapter of ./run foxify --window-baseline")
+    found = {name: tensor.float() for path in lora_adapter.adapter_paths(student)
+             for name, tensor in safetensors.load_file(path).items()}
+    with torch.no_grad():
+        for name, up in found.items():
+            if name.endswith(".lora_B.weight"):
+                weight = model.get_parameter(name.replace(".lora_B", ""))
+                weight.copy_(weight.float() + up @ found[name.replace(".lora_B", ".lora_A")])
+    for n, block in enumerate(model.model.layers):
+        block.self_attn.sinks = found[f"model.layers.{n}.self_attn.sinks"].to(model.device)
+        block.self_attn.window = window
+    return window
+
+
+def causal(module: Any, query: Any, key: Any, value: Any, _mask: Any, dropout: float = 0.0,
            scaling: float | None = None, **_: Any) -> tuple[Any, None]:
     """Attention of the newest tokens to all keys of a layer, [batch, heads, tokens, head_dim].
 
@@ -147,6 +175,8 @@ def causal(_module: Any, query: Any, key: Any, value: Any, _mask: Any, dropout: 
     them, which fits only if it is aligned at its end, as flash attention's is.
     """
     torch = importlib.import_module("torch")
+    if hasattr(module, "window"):
+        return windowed(query, key, value, scaling, module.sinks, module.window), None
     queries, keys = query.shape[2], key.shape[2]
     visible = None
     if 1 < queries < keys:
@@ -156,6 +186,21 @@ def causal(_module: Any, query: Any, key: Any, value: Any, _mask: Any, dropout: 
         query, key, value, attn_mask=visible, is_causal=1 < queries == keys, scale=scaling,
         dropout_p=dropout, enable_gqa=True)
     return out.transpose(1, 2).contiguous(), None
+
+
+def windowed(query: Any, key: Any, value: Any, scaling: float, sinks: Any, window: int) -> Any:
+    """Attention of the newest tokens to the last `window` keys and a sink [heads], a key without a
+    value, in float32; [batch, tokens, heads, head_dim]."""
+    torch = importlib.import_module("torch")
+    queries, keys = query.shape[2], key.shape[2]
+    key, value = (x.float().repeat_interleave(query.shape[1] // x.shape[1], 1)
+                  for x in (key, value))
+    visible = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)
+    visible = visible.triu(keys - queries - window + 1)
+    logits = (query.float() @ key.mT * scaling).masked_fill(~visible, -torch.inf)
+    column = sinks.to(query.device)[:, None, None].expand(*logits.shape[:-1], 1)
+    weights = torch.cat((logits, column), -1).softmax(-1)[..., :-1]
+    return (weights @ value).to(query.dtype).transpose(1, 2).contiguous()
 
 
 def measure(peer: Any, job: Job, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -168,7 +213,7 @@ def measure(peer: Any, job: Job, arguments: argparse.Namespace) -> dict[str, Any
                                    for question, answer in zip(questions, answers)])
     cached, kept = (sum(getattr(answer, share) for answer in answers) / len(answers)
                     for share in ("cached", "kept"))
-    return {"bench": "kvpress", "model": peer.client.model, **dataclasses.asdict(job),
+    return {"bench": arguments.bench, "model": peer.client.model, **dataclasses.asdict(job),
             "length": arguments.length, "seed": arguments.seed, "questions": len(questions),
             "recall": {"mean": mean, "error": error}, "kept": kept, "cached": cached,
             "seconds_of_a_question": (time.monotonic() - begin) / len(questions)}
@@ -180,7 +225,7 @@ _peer: Peer  # of a worker process
 def start_worker(arguments: argparse.Namespace) -> None:
     global _peer
     threads = max(1, (os.cpu_count() or 1) // arguments.workers)
-    _peer = Peer(arguments.model, arguments.device, threads)
+    _peer = Peer(arguments.model, arguments.window_student, arguments.device, threads)
 
 
 def work(job: Job, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -213,13 +258,18 @@ def run(arguments: argparse.Namespace, results: Any) -> None:
     """Measures all jobs, several at a time, because each waits for launches by its own core."""
     if arguments.peer_packages:
         sys.path.insert(0, arguments.peer_packages)
+    presses, arguments.bench = arguments.press, "kvpress"
+    if arguments.window_student:
+        presses, arguments.bench = [ALL_KEYS], "window-student"
+    elif arguments.keep is None:
+        raise Refusal("--keep is missing")
     found = versions()
     if not (pathlib.Path(arguments.model) / "tokenizer_config.json").is_file():
         raise Refusal(f"{arguments.model}: no checkpoint with a tokenizer_config.json")
     if "cuda" in arguments.device and not importlib.import_module("torch").cuda.is_available():
         raise Refusal("there is no GPU that PyTorch can use; --device cpu takes hours")
     recall_tasks.book_sentences()
-    jobs = jobs_of(arguments.press, arguments.recall)
+    jobs = jobs_of(presses, arguments.recall)
     line, begin = ProgressLine(), time.monotonic()
     line.doing(f"kvpress: {len(jobs)} pairs of press and task")
     with concurrent.futures.ProcessPoolExecutor(
@@ -228,7 +278,7 @@ def run(arguments: argparse.Namespace, results: Any) -> None:
         futures = {pool.submit(work, job, arguments): job for job in jobs}
         try:
             for done, future in enumerate(concurrent.futures.as_completed(futures), 1):
-                results.row(**row_of(future, futures[future]), versions=found)
+                results.row(**row_of(future, futures[future], arguments.bench), versions=found)
                 left = (time.monotonic() - begin) / done * (len(jobs) - done)
                 line.doing(f"kvpress: {done} of {len(jobs)} pairs of press and task, "
                            f"{duration(left)} left")
@@ -237,14 +287,15 @@ def run(arguments: argparse.Namespace, results: Any) -> None:
                 future.cancel()
 
 
-def row_of(future: concurrent.futures.Future[dict[str, Any]], job: Job) -> dict[str, Any]:
+def row_of(future: concurrent.futures.Future[dict[str, Any]], job: Job, bench: str
+           ) -> dict[str, Any]:
     """A job's row, or its error: a press may fail on a text."""
     try:
         return future.result()
     except concurrent.futures.BrokenExecutor:
         raise Refusal("a worker process ended; its error stands above") from None
     except Exception as error:  # pylint: disable=broad-except
-        return {"bench": "kvpress", **dataclasses.asdict(job),
+        return {"bench": bench, **dataclasses.asdict(job),
                 "error": f"{type(error).__name__}: {error}"[:300]}
 
 
@@ -272,8 +323,10 @@ def make_parser() -> argparse.ArgumentParser:
                         help="tokens of a prompt (default 4096)")
     parser.add_argument("--questions", type=positive, default=30, metavar="N",
                         help="of each task, the first ones of ./run evaluate (default 30)")
-    parser.add_argument("--keep", type=share, required=True, metavar="SHARE",
+    parser.add_argument("--keep", type=share, metavar="SHARE",
                         help="of the text's keys and values, as foxserve kept")
+    parser.add_argument("--window-student", metavar="DIR", help="answer as this student, without "
+                        "a press")
     parser.add_argument("--seed", type=int, default=1, help="of the tasks (default 1)")
     parser.add_argument("--press", type=names(PRESSES), default=list(PRESSES), metavar="LIST",
                         help="presses (default all): " + ", ".join(PRESSES))

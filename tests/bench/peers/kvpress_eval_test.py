@@ -39,7 +39,7 @@ class HalfKnowing:
 
 def arguments(*flags: str) -> Any:
     parsed = kvpress_eval.make_parser().parse_args(["model", "--keep", "0.25", *flags])
-    parsed.peer_packages = None
+    parsed.peer_packages, parsed.bench = None, "kvpress"
     return parsed
 
 
@@ -76,7 +76,7 @@ class KvpressEvalTest(unittest.TestCase):
     def test_a_press_that_fails_leaves_an_error(self) -> None:
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         future.set_exception(ValueError("Could not find fake keys"))
-        row = kvpress_eval.row_of(future, Job("KVzip", False, "multikey"))
+        row = kvpress_eval.row_of(future, Job("KVzip", False, "multikey"), "kvpress")
         self.assertEqual((row["press"], row["task"], row["error"]),
                          ("KVzip", "multikey", "ValueError: Could not find fake keys"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 import tempfile
 import unittest
 from pathlib import Path
@@ -24,6 +25,8 @@ from models.foxify.distillation import distillation
 from models.foxify.layer_matrices import MATRICES
 from models.foxify.pressure import excess, penalty
 from models.foxify.student import Student, window_attention
+
+sys.path.append(str(ROOT / "tests/bench/peers"))
 
 
 def students(folder: Path, rank: int = 4, dtype: torch.dtype = torch.float32
@@ -120,6 +123,33 @@ class StudentTest(unittest.TestCase):
         if terms is None:
             return loss
         return loss + penalty(excess(terms, student.sinks, *student.caps()))
+
+    @unittest.skipUnless(importlib.util.find_spec("transformers"), "needs transformers")
+    @mock.patch.object(student_module, "window_attention", dense_window)
+    def test_kvpress_eval_answers_as_the_window_student(self) -> None:
+        """Its adapter on transformers' model of the base: all at once, and token by token."""
+        import kvpress_eval
+        import transformers
+
+        base, student = students(write_toy(self.folder / "base"))
+        student.window = 32
+        with torch.no_grad():
+            student.calibrate(self.ids)
+            for part in student.factors.values():
+                part.add_(torch.randn_like(part) * 0.1)
+            write_adapter(student, self.folder, 1.0)
+            transformers.AttentionInterface.register("causal", kvpress_eval.causal)
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                base.directory, dtype=torch.float32, attn_implementation="causal")
+            self.assertEqual(kvpress_eval.become(model, self.folder), 32)
+            expected = base.logits(student(self.ids)[0])
+            first = model(self.ids[:, :100], use_cache=True)
+            logits, cache = [first.logits], first.past_key_values
+            for i in range(100, self.ids.shape[1]):
+                step = model(self.ids[:, i : i + 1], past_key_values=cache, use_cache=True)
+                logits.append(step.logits)
+            for found in (torch.cat(logits, 1), model(self.ids).logits):
+                self.assertLess((found - expected).abs().max() / expected.abs().max(), 1e-5)
 
     @mock.patch.object(student_module, "window_attention", dense_window)
     def test_gradients_of_factors_are_those_of_the_merged_matrices(self) -> None:
