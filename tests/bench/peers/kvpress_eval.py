@@ -260,7 +260,7 @@ def run(arguments: argparse.Namespace, results: Any) -> None:
         sys.path.insert(0, arguments.peer_packages)
     presses, arguments.bench = arguments.press, "kvpress"
     if arguments.window_student:
-        presses, arguments.bench = [ALL_KEYS], "window-student"
+        presses, arguments.bench, arguments.keep = [ALL_KEYS], "window-student", 1
     elif arguments.keep is None:
         raise Refusal("--keep is missing")
     found = versions()
