@@ -57,6 +57,7 @@ class TrainingRun(abc.ABC):
     metrics: MetricsFile  # in the first process
     finished: bool  # True if the plan is done, not only this run
     micro: int  # windows of a pass
+    keeps_gradients = False  # True if passes add to gradients of the step before, set to 0
     together = False  # True if measuring takes all processes, as each has a part of the model
 
     def __init__(self, args: Namespace, group: ProcessGroup, tokenizer_dir: Path) -> None:
@@ -178,8 +179,9 @@ class TrainingRun(abc.ABC):
         return 60 * minutes - spent - min(self.END_SECONDS, END_SHARE * 60 * minutes)
 
     def windows_of(self, index: int) -> range:
-        """Windows of this process's pass `index` of the step."""
-        assert 0 <= index < self.passes
+        """Windows of this process's pass `index` of the step; pass `passes` is the next step's
+        first."""
+        assert 0 <= index <= self.passes
         turn = index * self.group.size + self.group.rank
         first = self.step * self.windows_a_step + turn * self.micro
         return range(first, first + self.micro)
@@ -188,7 +190,7 @@ class TrainingRun(abc.ABC):
         """Ends a step: clips the gradients, moves the parameters. Returns the gradient norm."""
         norm = torch.nn.utils.clip_grad_norm_(trained, clip)
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=not self.keeps_gradients)
         self.step += 1
         return norm
 

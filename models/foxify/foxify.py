@@ -18,6 +18,7 @@ import shutil  # noqa: E402
 import sys  # noqa: E402
 import time  # noqa: E402
 from argparse import Namespace  # noqa: E402
+from concurrent.futures import Future, ThreadPoolExecutor  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
@@ -37,6 +38,7 @@ from models.foxify.distillation import distillation, row_losses  # noqa: E402
 from models.foxify.measure import Evaluation  # noqa: E402
 from models.foxify.memory_plan import Training, free_bytes  # noqa: E402
 from models.foxify.mixture import Mixture, spread  # noqa: E402
+from models.foxify.pass_graph import PassGraph  # noqa: E402
 from models.foxify.plots import draw  # noqa: E402
 from models.foxify.pressure import Controller, excess, kept_shares, penalty  # noqa: E402
 from models.foxify.recall import Asking, RecallWindows  # noqa: E402
@@ -44,7 +46,7 @@ from models.foxify.student import Student  # noqa: E402
 
 GATE_RATE, BIAS_RATE = 2e-3, 6e-2  # learning rates: gates' matrices; their biases and the sinks
 BETAS, CLIP = (0.9, 0.95), 1.0
-WARM_STEPS = 2  # first steps, which compile; fractions of --minutes-total begin after them
+WARM_STEPS = 2  # first steps of a run, which compile; fractions of --minutes-total begin after them
 WARMUP_STEPS, DECAY_FROM = 20, 0.6  # fraction of the run: then the learning rate falls to 0
 CAPS_UNTIL = 0.5  # fraction of the run over which the caps fall
 FIRST_LAMBDA = 0.3
@@ -83,6 +85,11 @@ class Trainer(TrainingRun):
         self.model = Student(self.base, args.rank, args.window_baseline)
         self.model.recompute = self.recompute
         self.losses_of = row_losses
+        compiles = self.device.type == "cuda" and not args.no_compile
+        self.keeps_gradients = compiles and not self.recompute  # a pass becomes a graph
+        self.graph: PassGraph | None = None
+        self.loader = ThreadPoolExecutor(1)
+        self.loading: Future[tuple[np.ndarray, np.ndarray]] | None = None
         self.evaluation = self._evaluation()
         s, fused = self.model, self.device.type == "cuda"
         groups = [(list(s.factors.values()), args.lr), ([s.gate_weight], GATE_RATE),
@@ -92,6 +99,7 @@ class Trainer(TrainingRun):
             [{"params": p, "lr": rate} for p, rate in groups], betas=BETAS, weight_decay=0.0,
             fused=fused)
         self.controller = Controller(args.keep, FIRST_LAMBDA)
+        self.penalty_weight = torch.zeros((), device=self.device)
         self.lead, self.reserve = 0.0, self.END_SECONDS
         self.pending: tuple[int, float, Reading] | None = None
         self.finished, self.teacher = False, None
@@ -208,8 +216,13 @@ class Trainer(TrainingRun):
         return self.args.cap_scale ** min(1.0, done / CAPS_UNTIL)
 
     def _batch(self, index: int) -> list[torch.Tensor]:
-        """Ids and marks of pass `index` of this step."""
-        return self.group.put(self.mixture.batch(self.windows_of(index)))
+        """Ids and marks of pass `index` of this step. A thread then makes those of the next pass,
+        because facts are written and encoded on the host."""
+        if self.loading is None:
+            self.loading = self.loader.submit(self.mixture.batch, self.windows_of(index))
+        batch = self.loading.result()
+        self.loading = self.loader.submit(self.mixture.batch, self.windows_of(index + 1))
+        return self.group.put(list(batch))
 
     def _pass(self, ids: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
         """Adds to the gradients. Returns KL, loss, penalty, share at the end, heads' shares."""
@@ -224,18 +237,25 @@ class Trainer(TrainingRun):
         else:
             x = excess(terms, self.model.sinks, *self.model.caps())
             page_penalty = penalty(x)
-            total = loss + self.controller.weight * page_penalty
+            total = loss + self.penalty_weight * page_penalty
             heads = torch.stack(kept_shares(x.detach()))
             numbers.append(page_penalty.detach())
         (total / self.passes).backward()
         return torch.cat([torch.stack(numbers), heads[1].mean()[None], heads[0].flatten()])
 
+    def _run_pass(self, batch: list[torch.Tensor]) -> torch.Tensor:
+        """_pass, behind the first steps as a graph."""
+        if self.keeps_gradients and self.graph is None and self.step - self.began[1] >= WARM_STEPS:
+            self.graph = PassGraph(self._pass, *batch)
+        return (self.graph or self._pass)(*batch)
+
     def _one_step(self, done: float) -> Reading:
         rate = self._rate(done)
         for group, peak in zip(self.optimizer.param_groups, self.rates):
             group["lr"] = peak * rate
-        self.model.cap_scale = self._cap_scale(done)
-        numbers = sum(self._pass(*self._batch(i)) for i in range(self.passes)) / self.passes
+        self.model.scale_caps(self._cap_scale(done))
+        self.penalty_weight.fill_(self.controller.weight)
+        numbers = sum(self._run_pass(self._batch(i)) for i in range(self.passes)) / self.passes
         trained = [p for p in self.model.parameters() if p.grad is not None]
         numbers = self._averaged([p.grad for p in trained], numbers)
         return Reading(torch.cat([self.update(trained, CLIP)[None], numbers]))
@@ -269,6 +289,7 @@ class Trainer(TrainingRun):
             if previous is not None:  # one more step is enqueued: the device does not idle
                 self._record(*previous)
             self.save_if_due()
+        self.graph = None
         self.save()
         if self.finished and self.pending is not None:
             self._record(*self.pending)
@@ -334,7 +355,7 @@ class Trainer(TrainingRun):
     def measure(self, report: dict[str, Any]) -> str:
         """Writes the adapter and measures it."""
         args = self.args
-        self.model.cap_scale = args.cap_scale
+        self.model.scale_caps(args.cap_scale)
         round_as_shipped(self.model)
         if self.group.is_first:
             write_adapter(self.model, args.out, args.keep)

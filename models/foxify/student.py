@@ -78,7 +78,7 @@ class Student(nn.Module):
         self.sinks = nn.Parameter(torch.zeros(a.layers, a.heads, **place))
         self.register_buffer("first_q_cap", torch.full((a.layers, a.heads), 1e9, **place))
         self.register_buffer("first_k_cap", torch.full((a.layers, a.kv_heads), 1e9, **place))
-        self.cap_scale = 1.0  # of the product of a query's and a key's cap to its start
+        self._cap_factor = torch.ones((), **place)  # on the device: a graph of a pass reads it
         self._page_terms = page_terms
         if a.qk_norm:
             for n, (q, k) in enumerate(base.qk_norm):
@@ -98,10 +98,15 @@ class Student(nn.Module):
         """A or B [L, .., ..] of one of MATRICES."""
         return self.factors[f"{name}.lora_{letter}".replace(".", "/")]
 
+    def scale_caps(self, scale: float) -> None:
+        """Sets the product of a query's and a key's cap to `scale` of its start. The bounds of
+        QK-norm stay."""
+        if not self.base.architecture.qk_norm:
+            self._cap_factor.fill_(math.sqrt(scale))
+
     def caps(self) -> tuple[Tensor, Tensor]:
         """Norm caps of queries [L, H] and keys [L, K], at this point of the run."""
-        scale = 1.0 if self.base.architecture.qk_norm else math.sqrt(self.cap_scale)
-        return self.first_q_cap * scale, self.first_k_cap * scale
+        return self.first_q_cap * self._cap_factor, self.first_k_cap * self._cap_factor
 
     def _adapter(self, kind: str) -> tuple[Tensor, Tensor]:
         """A [L, r, columns] and B [L, rows, r] of all names of a kind, in the base's type.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Part = dict[str, Any]
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "tests/golden/transformers_configs.json"
-WINDOW, STEPS, WARM_STEPS = 8192, 4, 2
+WINDOW, STEPS, WARM_STEPS = 8192, 8, 4
 SMALL_CARD = 40e9  # bytes
 SECONDS = 300  # of one part
 

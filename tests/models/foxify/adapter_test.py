@@ -39,7 +39,7 @@ class AdapterTest(unittest.TestCase):
                 torch.manual_seed(0)
                 student = Student(base, rank, None)
                 student.calibrate(ids)
-                student.cap_scale = 0.3
+                student.scale_caps(0.3)
                 student.gate_weight.normal_(0, 0.3)
                 student.gate_bias.normal_(1, 1)
                 student.sinks.add_(1.5)

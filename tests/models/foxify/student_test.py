@@ -89,7 +89,7 @@ class StudentTest(unittest.TestCase):
     def test_caps_bound_what_is_stored_and_sinks_start_at_the_logit_of_token_0(self) -> None:
         base, student = students(write_toy(self.folder / "llama"))
         student.calibrate(self.ids)
-        student.cap_scale = 0.25
+        student.scale_caps(0.25)
         seen: list[torch.Tensor] = []
         project = base.project
         base.project = lambda *a: seen.append(project(*a)) or seen[-1]
