@@ -1,6 +1,7 @@
 // ImageLane: how a thread of a store reaches an image in a staging buffer of the executor, piece by
-// piece and beside the steps. In a device's memory: by a copy stream and pinned memory for one
-// piece, both the lane's own. In host memory: where it lies, without a copy.
+// piece and beside the steps. In a device's memory: by a copy stream and pinned memory for two
+// pieces, all the lane's own, so that a piece is copied while the next one is read and checked. In
+// host memory: where it lies, without a copy.
 #pragma once
 
 #include <cstddef>
@@ -26,14 +27,17 @@ class ImageLane {
   // calls the Ops; failures are in queue->error().
   explicit ImageLane(DeviceQueue* queue);
 
-  // Host memory for the bytes of `piece`, a part of an image. They are there after Put.
+  // Host memory for the bytes of `piece`, a part of an image. After Put they are on their way to
+  // it, after Finish there. Whoever has called Put calls Finish, also after an error.
   std::span<std::byte> Room(std::span<std::byte> piece) const;
-  absl::Status Put(std::span<std::byte> piece) const;
-  // The piece in host memory, until the next call.
+  absl::Status Put(std::span<std::byte> piece);
+  absl::Status Finish() const;
+  // The piece in host memory, until the next call. REQUIRES: Finish after the last Put.
   absl::StatusOr<std::span<const std::byte>> Get(std::span<std::byte> piece) const;
 
  private:
-  Buffer memory_;
+  Buffer memory_;                       // of two pieces
+  size_t half_ = 0;                     // bytes before the one that Room returns
   std::unique_ptr<CopyStream> stream_;  // null: images are in host memory
 };
 

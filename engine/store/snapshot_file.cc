@@ -162,6 +162,7 @@ absl::Status ReadImage(const OpenImage& from, ThreadPool& threads, std::span<Ima
       statuses[at] = ReadPiece(from, i, lanes[at]);
       if (!statuses[at].ok()) failed = true;
     }
+    statuses[at].Update(lanes[at].Finish());
   });
   for (const absl::Status& status : statuses) {
     if (!status.ok()) return status;

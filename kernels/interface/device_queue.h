@@ -36,10 +36,12 @@ class Event {
 class CopyStream {
  public:
   virtual ~CopyStream() = default;
-  // Between device memory and memory of AllocatePinned, either way. Returns when the bytes are
-  // there; false: the device failed. One thread at a time, any thread. No step may use the memory
-  // meanwhile.
-  virtual bool Copy(const void* from, size_t bytes, void* to) = 0;
+  // Begins a copy between device memory and memory of AllocatePinned, either way, behind the copies
+  // that were begun before. No step may use the memory until Wait returns. False: the device
+  // failed. One thread at a time, any thread.
+  virtual bool Begin(const void* from, size_t bytes, void* to) = 0;
+  // Returns when all bytes are there. False: the device failed.
+  virtual bool Wait() = 0;
 };
 
 class DeviceQueue {

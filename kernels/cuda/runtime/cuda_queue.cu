@@ -73,9 +73,12 @@ class CudaCopyStream : public CopyStream {
   }
   ~CudaCopyStream() override { cudaStreamDestroy(stream_); }
 
-  bool Copy(const void* from, size_t bytes, void* to) override {
+  bool Begin(const void* from, size_t bytes, void* to) override {
     return stream_ != nullptr && cudaSetDevice(device_) == cudaSuccess &&
-           cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_) == cudaSuccess &&
+           cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_) == cudaSuccess;
+  }
+  bool Wait() override {
+    return stream_ != nullptr && cudaSetDevice(device_) == cudaSuccess &&
            cudaStreamSynchronize(stream_) == cudaSuccess;
   }
 

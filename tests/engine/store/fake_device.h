@@ -2,9 +2,12 @@
 // without a copy is wrong. A copy can fail.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <atomic>
 #include <cstddef>
 #include <memory>
+#include <optional>
 
 #include "tests/engine/null_queue.h"
 
@@ -25,16 +28,29 @@ class FakeDevice final : public NullQueue {
   class Copies final : public CopyStream {
    public:
     explicit Copies(FakeDevice& device) : device_(device) {}
-    bool Copy(const void* from, size_t bytes, void* to) override {
+    ~Copies() override { EXPECT_FALSE(begun_.has_value()) << "nobody waited"; }
+    bool Begin(const void* from, size_t bytes, void* to) override {
       if (device_.copies++ == device_.fail_at) return false;
-      for (size_t i = 0; i < bytes; ++i) {
-        static_cast<std::byte*>(to)[i] = ~static_cast<const std::byte*>(from)[i];
+      EXPECT_TRUE(Wait());
+      begun_ = {static_cast<const std::byte*>(from), static_cast<std::byte*>(to), bytes};
+      return true;
+    }
+    bool Wait() override {
+      for (size_t i = 0; begun_.has_value() && i < begun_->bytes; ++i) {
+        begun_->to[i] = ~begun_->from[i];
       }
+      begun_.reset();
       return true;
     }
 
    private:
+    struct Begun {
+      const std::byte* from;
+      std::byte* to;
+      size_t bytes;
+    };
     FakeDevice& device_;
+    std::optional<Begun> begun_;  // carried out by Wait, as late as a device may
   };
 };
 

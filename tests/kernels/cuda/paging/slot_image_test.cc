@@ -226,7 +226,8 @@ TEST(SlotImageCopyTest, AnImageReturnsByCopyStreams) {
     image.SaveSlot(slot, kv);
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     away.push_back(queue.AllocatePinned(image.bytes()));
-    ASSERT_TRUE(streams[0]->Copy(image.data(), image.bytes(), away.back().data()));
+    ASSERT_TRUE(streams[0]->Begin(image.data(), image.bytes(), away.back().data()));
+    ASSERT_TRUE(streams[0]->Wait());
   }
   for (size_t round = 0; round < 20; ++round) {
     SCOPED_TRACE(round);
@@ -234,10 +235,15 @@ TEST(SlotImageCopyTest, AnImageReturnsByCopyStreams) {
     std::vector<std::thread> threads;
     for (size_t i = 0; i < kThreads; ++i) {
       threads.emplace_back([&, i] {
+        // Two copies that are under way together.
         const size_t begin = image.bytes() * i / kThreads, end = image.bytes() * (i + 1) / kThreads;
-        EXPECT_TRUE(streams[i]->Copy(away[round % 2].as<std::byte>() + begin, end - begin,
-                                     image.data() + begin))
-            << i;
+        for (const auto [from, to] :
+             {std::pair{begin, (begin + end) / 2}, {(begin + end) / 2, end}}) {
+          EXPECT_TRUE(streams[i]->Begin(away[round % 2].as<std::byte>() + from, to - from,
+                                        image.data() + from))
+              << i;
+        }
+        EXPECT_TRUE(streams[i]->Wait()) << i;
       });
     }
     kv.Release(2);
