@@ -237,7 +237,7 @@ TEST(SlotImageCopyTest, AnImageReturnsByCopyStreams) {
       threads.emplace_back([&, i] {
         // Two copies that are under way together.
         const size_t begin = image.bytes() * i / kThreads, end = image.bytes() * (i + 1) / kThreads;
-        for (const auto [from, to] :
+        for (const auto& [from, to] :
              {std::pair{begin, (begin + end) / 2}, {(begin + end) / 2, end}}) {
           EXPECT_TRUE(streams[i]->Begin(away[round % 2].as<std::byte>() + from, to - from,
                                         image.data() + from))
