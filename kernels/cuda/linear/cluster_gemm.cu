@@ -43,14 +43,17 @@ using namespace cluster_gemm;
 struct BlockWork {
   int tile, tile_step, first_class, last_class;
 
-  // f(tile of outputs, first of kChunks chunks) in the order in which both rings are filled and
-  // read.
-  template <int kChunks, typename F>
+  // f(tile of outputs, first of its kChunks chunks) in the order in which both rings are filled and
+  // read: kTogether classes' chunks from left to right, then those of the next kTogether classes.
+  template <int kChunks, int kTogether, typename F>
   __device__ __forceinline__ void ForEachTile(const ClusterGemmArguments& a, const F& f) const {
     for (int t = tile; t < a.tiles; t += tile_step) {
-      for (int first = first_class; first < last_class; first += kChunks) {
+      for (int first = first_class; first < last_class; first += kTogether) {
 #pragma unroll 1
-        for (int i = 0; i < a.class_chunks; ++i) f(t, first + i * kClasses);
+        for (int i = 0; i < a.class_chunks; ++i) {
+#pragma unroll 1
+          for (int k = 0; k < kTogether; k += kChunks) f(t, first + k + i * kClasses);
+        }
       }
     }
   }
@@ -58,12 +61,12 @@ struct BlockWork {
 
 // One thread. At most `under_way` tiles are on their way: enough to keep the memory busy; more
 // would only make all other loads wait, the previous kernel's among them.
-template <bool kFp8>
+template <bool kFp8, int kTogether>
 __device__ __forceinline__ void CopyWeights(const ClusterGemmArguments& a, const BlockWork& work,
                                             const Ring& ring) {
   RingPlace at, arrived;
   int started = 0;
-  work.ForEachTile<kTileChunks<kFp8>>(a, [&](int tile, int chunk) {
+  work.ForEachTile<kTileChunks<kFp8>, kTogether>(a, [&](int tile, int chunk) {
     if (a.paired && started == a.early_tiles) TriggerDependents();
     if (started++ >= a.under_way) {
       ring.full[arrived.stage].Wait(arrived.parity);
@@ -82,12 +85,12 @@ __device__ __forceinline__ void CopyWeights(const ClusterGemmArguments& a, const
 // Copies the input rows' chunks into their ring, in the order of ForEachTile. One thread. A stage's
 // first wait for `empty` returns at once: on a new barrier the phase of parity 1 has ended
 // (mbarrier.cuh).
-template <int kChunks>
+template <int kChunks, int kTogether>
 [[maybe_unused]] __device__ __forceinline__ void CopyInputs(const ClusterGemmArguments& a,
                                                             const BlockWork& work,
                                                             const Ring& ring) {
   RingPlace at;
-  work.ForEachTile<kChunks>(a, [&](int, int chunk) {
+  work.ForEachTile<kChunks, kTogether>(a, [&](int, int chunk) {
     ring.empty[at.stage].Wait(at.parity ^ 1);
     ring.full[at.stage].ArriveAndExpect(static_cast<uint32_t>(ring.stage_bytes));
 #pragma unroll
@@ -143,6 +146,7 @@ template <int kRows, int kSplits, bool kFp8>
 struct Reader {
   static constexpr int kBlockClasses = kClasses / kSplits;
   static constexpr int kChunks = kTileChunks<kFp8>;  // of a tile, each of its own class
+  static constexpr int kTogether = kClassesTogether<kRows, kSplits, kFp8>;  // of classes
   using Sums = float[kSumsOfThread<kRows>];
 
   Ring weights, inputs;
@@ -209,37 +213,42 @@ struct Reader {
   }
 
   // sums[0] (or `memory`, see AddHalves) = the warpgroup's sums over kBlockClasses classes of
-  // `chunks` chunks, whose tiles have then been read. The next class's products run while a
-  // finished class's sums are added; there are no registers for products of two more classes.
+  // `chunks` chunks, whose tiles have then been read. The next classes' first products run while
+  // finished classes' sums are added, but in 8 bits: there are no registers for both.
   __device__ __forceinline__ void Multiply(int chunks, float* memory, Sums (&sums)[kBlockClasses]) {
 #pragma unroll
-    for (int k = 0; k < kBlockClasses; k += kChunks) {
-      if (k > 0 && kChunks > 1) {
+    for (int k = 0; k < kBlockClasses; k += kTogether) {
+      if (k > 0 && kFp8) {
         WgmmaWait<0>();
         AddHalvesUpTo(k, memory, sums);
       }
       Start(true, k > 0, sums + k);
-      if (k > 0 && kChunks == 1) AddHalvesUpTo(k, memory, sums);
+      if (k > 0 && !kFp8) AddHalvesUpTo(k, memory, sums);
+#pragma unroll
+      for (int j = kChunks; j < kTogether; j += kChunks) Start(true, true, sums + k + j);
 #pragma unroll 1
-      for (int i = 1; i < chunks; ++i) Start(false, true, sums + k);
+      for (int i = 1; i < chunks; ++i) {
+#pragma unroll
+        for (int j = 0; j < kTogether; j += kChunks) Start(false, true, sums + k + j);
+      }
     }
     WgmmaWait<0>();
     AddHalvesUpTo(kBlockClasses, memory, sums);
     Release();
   }
 
-  // AddHalves for each of the tile's classes, which are the last of `done`.
+  // AddHalves for each of the kTogether classes that are the last of `done`.
   __device__ __forceinline__ void AddHalvesUpTo(int done, float* memory,
                                                 Sums (&sums)[kBlockClasses]) {
 #pragma unroll
-    for (int i = kChunks - 1; i >= 0; --i) AddHalves<kRows, kSplits>(done - i, memory, sums);
+    for (int i = kTogether - 1; i >= 0; --i) AddHalves<kRows, kSplits>(done - i, memory, sums);
   }
 };
 
 // A block of a product or, in a cluster, of a part of it.
 template <int kRows, int kSplits, bool kGated, bool kFp8>
 __device__ __forceinline__ void RunBlock(const ClusterGemmArguments& a, int block) {
-  constexpr int kChunks = kTileChunks<kFp8>;
+  constexpr int kChunks = kTileChunks<kFp8>, kTogether = kClassesTogether<kRows, kSplits, kFp8>;
   extern __shared__ unsigned char memory[];
   __shared__ Mbarrier barriers[3][kMaxStages];
   __shared__ float scales[kRows];
@@ -261,14 +270,14 @@ __device__ __forceinline__ void RunBlock(const ClusterGemmArguments& a, int bloc
   }
   __syncthreads();
   if (warp == kConsumerWarps<kRows>) {
-    if (Lane() == 0) CopyWeights<kFp8>(a, work, weights);
+    if (Lane() == 0) CopyWeights<kFp8, kTogether>(a, work, weights);
     __syncwarp();
     return;
   }
   if (warp == kConsumerWarps<kRows> + 1) PrefetchConstants<kFp8>(a, work.tile);
   WaitOnDependencies();
   if (warp == kConsumerWarps<kRows> + 1) {
-    if (Lane() == 0) CopyInputs<kChunks>(a, work, inputs);
+    if (Lane() == 0) CopyInputs<kChunks, kTogether>(a, work, inputs);
     __syncwarp();
     return;
   }
@@ -296,16 +305,6 @@ __device__ __forceinline__ void RunBlock(const ClusterGemmArguments& a, int bloc
     }
   }
 }
-
-// Blocks on an SM that the registers must allow: two, where they suffice for sums and widened
-// codes, because a block of another kernel may share the SM.
-template <int kRows, int kSplits, bool kFp8>
-constexpr int kBlocksOfAnSm = kRows <= kGroupRows&& kRows / 2 *
-                                               std::bit_width(unsigned{kClasses / kSplits}) +
-                                           (kFp8 ? 24 : 0) <=
-                                      64
-                                  ? 2
-                                  : 1;
 
 // The first blocks compute the outputs of W's rows in 8 bits, the other blocks the rest.
 struct Parts {

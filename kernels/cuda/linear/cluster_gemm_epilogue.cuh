@@ -6,6 +6,7 @@
 #include <cuda.h>
 #include <cuda_bf16.h>
 
+#include <bit>
 #include <cstdint>
 
 #include "kernels/cuda/linear/device_weight.h"
@@ -52,6 +53,27 @@ inline constexpr int kSumsOfThread = kRows* kTileOut / kConsumers<kRows>;
 // of sums only.
 template <int kRows, int kSplits>
 inline constexpr bool kFirstInMemory = (kRows > kGroupRows) && kClasses / kSplits > 2;
+
+// Classes that a block sums at the same time, a chunk of each in turn: all that it has, if there
+// are registers for their sums. For their chunks are neighbours in W's rows, and memory is read
+// faster in pieces of 256 bytes to a kilobyte than of 128.
+template <int kRows, int kSplits, bool kFp8>
+inline constexpr int kClassesTogether =
+    kFp8 || kFirstInMemory<kRows, kSplits> || kSumsOfThread<kRows>* kClasses / kSplits > 128
+        ? kTileChunks<kFp8>
+        : kClasses / kSplits;
+
+// Registers for sums: of the classes that are summed at the same time, and of one for each level of
+// the tree above them.
+template <int kRows, int kSplits, bool kFp8, int kTogether = kClassesTogether<kRows, kSplits, kFp8>>
+inline constexpr int kSumRegisters =
+    kSumsOfThread<kRows>*(kTogether + std::bit_width(unsigned{kClasses / kSplits / kTogether}) - 1);
+
+// Blocks on an SM that the registers must allow: two, where they suffice for sums and widened
+// codes, because a block of another kernel may share the SM.
+template <int kRows, int kSplits, bool kFp8>
+inline constexpr int kBlocksOfAnSm =
+    kRows > kGroupRows || kSumRegisters<kRows, kSplits, kFp8> + (kFp8 ? 24 : 0) > 64 ? 1 : 2;
 
 struct ClusterGemmArguments : GemmArguments {
   CUtensorMap weight_map, x_map;
