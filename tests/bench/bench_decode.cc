@@ -1,5 +1,6 @@
 // fox-bench decode: the steady state of decoding as the engine runs it, by batch size, context and
-// bound: on a GPU two steps in flight, tokens sampled on the device, steps as captured graphs. The
+// bound: on a GPU two steps in flight, tokens sampled on the device, steps as captured graphs. With
+// --prompt-rows a step also has the first rows of a prompt, as steps have while prompts arrive. The
 // floor of a step is the larger of two times: its counted bytes (linear weights once, and the KV
 // pages that attention visited) over the measured read bandwidth, and its multiplications over the
 // measured peak.
@@ -91,6 +92,13 @@ class Decoder {
         seq.token_ids = TokensOfText(session_.text, seq.position + seq.slot * 997, 1);
       }
     }
+    if (session_.flags.prompt_rows > 0) {
+      PlannedSequence& prompt = plan.sequences.emplace_back();
+      prompt.slot = static_cast<int32_t>(position_.size());  // behind the decoding ones
+      prompt.token_ids = TokensOfText(session_.text, 0, session_.flags.prompt_rows);
+      prompt.log_tolerance = model_.log_tolerance;
+      plan.release_slots = {prompt.slot};  // of the step before
+    }
     return plan;
   }
 
@@ -122,9 +130,11 @@ void Report(BenchSession& session, const BenchModel& model, AcpMode mode, int64_
             int64_t batch, const DecodeRun& run) {
   const auto weights = static_cast<double>(model.runner->weights().linear_bytes());
   const double pages = run.visited_blocks * model.BlockBytes();
-  const double flops =
-      (model.LinearFlopsPerRow() + model.HeadFlopsPerRow()) * static_cast<double>(batch) +
-      run.visited_blocks * 4.0 * kPageTokens * session.config.head_dim;
+  const int64_t prompt_rows = session.flags.prompt_rows;
+  const double flops = model.LinearFlopsPerRow() * static_cast<double>(batch + prompt_rows) +
+                       model.HeadFlopsPerRow() * static_cast<double>(batch) +
+                       run.visited_blocks * 4.0 * kPageTokens * session.config.head_dim;
+  const bool graphs = session.on_gpu && prompt_rows == 0 && !session.flags.model.enforce_eager;
   const double reading = (weights + pages) / session.peaks.read_bytes_per_second.median;
   const double floor = std::max(reading, flops / session.peaks.flops_per_second.median);
   const double median = run.seconds.median, fraction = reading / median;
@@ -133,7 +143,8 @@ void Report(BenchSession& session, const BenchModel& model, AcpMode mode, int64_
                                 {"context", context},
                                 {"batch_size", batch},
                                 {"acp", NameOf(mode)},
-                                {"graphs", session.on_gpu && !session.flags.model.enforce_eager},
+                                {"prompt_rows", prompt_rows},
+                                {"graphs", graphs},
                                 {"seconds", ToJson(run.seconds)},
                                 {"cpu_seconds", run.cpu_seconds},
                                 {"tokens_per_second", tokens_per_second},
@@ -151,14 +162,16 @@ void Report(BenchSession& session, const BenchModel& model, AcpMode mode, int64_
       std::move(row));
 }
 
-// A model for sequences of `context` tokens, which every measurement extends by a few. Removes
-// batch sizes whose unpruned pages would not fit into memory.
+// A model for sequences of `context` tokens, which every measurement extends by a few, and for the
+// prompt beside them. Removes batch sizes whose unpruned pages would not fit into memory.
 absl::StatusOr<BenchModel> LoadForBatches(BenchSession& session, AcpMode mode, int64_t context,
                                           std::vector<int64_t>* batches) {
   const int64_t drift =
       (WarmUpSteps(session) + StepsOf(session)) * static_cast<int64_t>(batches->size());
+  const int64_t prompt_rows = session.flags.prompt_rows, prompts = prompt_rows > 0 ? 1 : 0;
   while (true) {
-    auto model = session.Load(mode, batches->back(), context + drift);
+    auto model =
+        session.Load(mode, batches->back() + prompts, std::max(context + drift, prompt_rows));
     if (!absl::IsResourceExhausted(model.status()) || batches->size() == 1) return model;
     session.report.Note(absl::StrCat("left out: ", model.status().message()));
     batches->pop_back();

@@ -63,6 +63,8 @@ void RegisterBenchFlags(FlagSet& set, BenchFlags& flags) {
   set.Int("max-model-len", "N",
           "longest sequence allowed, to decode under; 0: as long as is needed", 0, 1 << 24,
           &flags.max_model_len);
+  set.Int("prompt-rows", "N", "rows of a prompt beside the tokens of each decode step", 0, 1 << 20,
+          &flags.prompt_rows);
   set.String("json", "FILE", "writes all rows there", &flags.json);
 }
 
@@ -175,7 +177,7 @@ absl::StatusOr<BenchModel> BenchSession::Load(AcpMode mode, int64_t sequences,
   options.dtype = dtype;
   options.kv_dtype = flags.model.kv_cache_dtype.value_or(dtype);
   options.max_num_seqs = static_cast<int32_t>(sequences);
-  options.max_num_batched_tokens = std::max(flags.model.chunk, sequences);
+  options.max_num_batched_tokens = std::max(flags.model.chunk, sequences + flags.prompt_rows);
   options.max_logit_rows = sequences;
   options.max_model_len = std::max(max_len, flags.max_model_len);
   const PagedKvShape shape = CacheShape(config, options);

@@ -23,6 +23,7 @@ struct BenchFlags {
   int64_t buffer_mib = 1024;
   int64_t matmul_size = 4096;
   int64_t max_model_len = 0;  // 0: the longest sequence of the benchmark
+  int64_t prompt_rows = 0;    // beside the tokens of each decode step
   bool chunk_given = false;
 
   absl::Status Parse(const std::vector<std::string>& arguments, const std::string& command);

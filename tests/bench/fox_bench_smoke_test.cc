@@ -119,6 +119,21 @@ TEST(FoxBenchTest, AllOnATinyModel) {
   EXPECT_LE(live["paper"], 1);
 }
 
+TEST(FoxBenchTest, DecodesBesideAPrompt) {
+  const json report = ReportOf(
+      "decode --prompt-rows 100 --batch-sizes 1,2 --contexts 64 --modes off,certified --repeat 1 "
+      "--buffer-mib 8 --matmul-size 64 --dtype f32 --chunk 64 --model " +
+      kTiny);
+  ASSERT_EQ(report["rows"].size(), 4U);
+  for (const json& row : report["rows"]) {
+    SCOPED_TRACE(row);
+    EXPECT_EQ(row["prompt_rows"], 100);
+    EXPECT_GT(row["seconds"]["median"], 0);
+    if (row["acp"] != "off") continue;
+    EXPECT_EQ(row["live_pages"], 4 * 2 * row["batch_size"].get<int>());  // the prompt's not counted
+  }
+}
+
 TEST(FoxBenchTest, MakesAModelThatLoads) {
   const std::string dir = TempPath("model");
   const Ran made = RunProgram("fox-bench", {"make-model", "--out", dir, "--layers", "2", "--heads",

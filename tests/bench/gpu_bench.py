@@ -227,6 +227,14 @@ def large_decode(bench: Bench) -> Part:
                            ("8_bit_weights", "_8_bit_weights"))))
 
 
+def large_mixed(bench: Bench) -> Part:
+    """Steps with rows of a prompt beside decodes, in bf16 and with weights and pages in 8 bits."""
+    step = f"decode --contexts 4096 --batch-sizes 32 --prompt-rows {judge.PROMPT_ROWS} "
+    return memory_parts.together(*(
+        bench.fox_bench(f"{step} {large(bench)} {judge.EIGHT_BITS[what]}", 100,
+                        bench=f"mixed_7b_{what}") for what in ("bf16", "8_bits")))
+
+
 def large_prefill(bench: Bench) -> Part:
     return bench.fox_bench("prefill --lengths 4096,16384 --repeat 5 " + large(bench), 90,
                            bench="prefill_7b")
@@ -316,6 +324,7 @@ PARTS: dict[str, Callable[[Bench], Part]] = {
     "books": books,
     "large": large_decode,
     "large-prefill": large_prefill,
+    "large-mixed": large_mixed,
 }
 
 TRAINING_PARTS: dict[str, Callable[[Bench], Part]] = {

@@ -11,6 +11,7 @@ from typing import Any
 
 Row = dict[str, Any]
 MILLION = 1 << 20  # tokens of the longest prompt
+PROMPT_ROWS = 512  # beside the decode rows of a mixed step
 MODES = ("off", "paper", "certified")
 # Flags of fox-bench and fox-server that put weights, pages or both in 8 bits.
 EIGHT_BITS = {"bf16": "", "8_bit_weights": "--quantization fp8",
@@ -183,6 +184,10 @@ def large(m: Measurements) -> Iterator[Row]:
             what = f"decode step B={size} 4k" if key == "batch_size" else f"prefill {size // 1024}k"
             what += ", 8 bits" * bench.endswith("8_bits")
             yield row(f"7B shape, {what}", times(value, 1e3), "ms", "most", must, aim)
+    value, bf16 = (m.seconds(bench=f"mixed_7b_{what}", prompt_rows=PROMPT_ROWS)
+                   for what in ("8_bits", "bf16"))
+    yield row(f"7B shape, step of {PROMPT_ROWS} prompt tokens and 32 decodes, 8 bits over bf16",
+              ratio(value, bf16), "x", "most", 1.0, 0.85, bf16 and f"bf16 {1e3 * bf16:.4g} ms")
 
 
 def seconds_of_a_token(served: Row) -> float | None:
