@@ -196,7 +196,7 @@ class Appender {
     NormRow(x, weight, d_, params_.qk_norm_eps, x);
   }
 
-  // cos and sin of every row's angles, once for all heads.
+  // cos and sin of every row's angles times the attention factor, once for all heads.
   void MakeRotations() {
     const int half = d_ / 2;
     rotations_.resize(static_cast<size_t>(batch_.num_rows * d_));
@@ -206,8 +206,8 @@ class Appender {
         T* out = rotations_.data() + (rows.first_row + r) * d_;
         for (int m = 0; m < half; ++m) {
           const double angle = static_cast<double>(rows.position + r) * params_.rope_frequency[m];
-          out[m] = static_cast<T>(std::cos(angle));
-          out[half + m] = static_cast<T>(std::sin(angle));
+          out[m] = static_cast<T>(params_.attention_factor * std::cos(angle));
+          out[half + m] = static_cast<T>(params_.attention_factor * std::sin(angle));
         }
       }
     }

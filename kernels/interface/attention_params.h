@@ -57,6 +57,7 @@ struct AppendParams {
   const float* q_cap = nullptr;            // [q_heads]
   const float* k_cap = nullptr;            // [kv_heads]
   const double* rope_frequency = nullptr;  // [head_dim / 2] radians per position, or null: no RoPE
+  double attention_factor = 1;             // YaRN's: multiplies RoPE's cosines and sines
   QueryBound bound = {};
   AcpMode acp = AcpMode::kOff;
 };

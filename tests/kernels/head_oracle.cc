@@ -23,10 +23,11 @@ void Cap(std::vector<double>& x, double cap) {
   for (double& value : x) value *= scale;
 }
 
-void Rotate(std::vector<double>& x, const std::vector<double>& frequency, int64_t position) {
-  const size_t half = frequency.size();
+void Rotate(std::vector<double>& x, const HeadInputs& in, int64_t position) {
+  const size_t half = in.rope_frequency.size();
+  for (double& value : x) value *= in.shape.attention_factor;
   for (size_t m = 0; m < half; ++m) {
-    const double angle = static_cast<double>(position) * frequency[m];
+    const double angle = static_cast<double>(position) * in.rope_frequency[m];
     const double low = x[m], high = x[half + m];
     x[m] = low * std::cos(angle) - high * std::sin(angle);
     x[half + m] = high * std::cos(angle) + low * std::sin(angle);
@@ -41,7 +42,7 @@ class Naive {
     std::vector<double> q = Slice(row, static_cast<int64_t>(head) * d_);
     if (in_.shape.qk_norm) q = Normalized(q, in_.q_norm.data() + head * d_);
     if (in_.shape.norm_caps) Cap(q, in_.q_cap[static_cast<size_t>(head)]);
-    if (in_.shape.rope) Rotate(q, in_.rope_frequency, row);
+    if (in_.shape.rope) Rotate(q, in_, row);
     return q;
   }
   std::vector<double> Key(int64_t row, int head) const {
@@ -49,7 +50,7 @@ class Naive {
                                     in_.shape.k_shift ? in_.k_shift_column() + head : -1);
     if (in_.shape.qk_norm) k = Normalized(k, in_.k_norm.data() + head * d_);
     if (in_.shape.norm_caps) Cap(k, in_.k_cap[static_cast<size_t>(head)]);
-    if (in_.shape.rope) Rotate(k, in_.rope_frequency, row);
+    if (in_.shape.rope) Rotate(k, in_, row);
     return k;
   }
   std::vector<double> Value(int64_t row, int head) const {

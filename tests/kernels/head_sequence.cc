@@ -135,8 +135,9 @@ void SetBounds(HeadInputs& in, DType pages) {
   // A cap bounds a norm as weights of QK-norm do that are all cap / sqrt(d).
   const auto gain = [&](const std::vector<double>& norm, const std::vector<float>& cap, int head,
                         int m) {
-    return std::abs(shape.norm_caps ? cap[static_cast<size_t>(head)] / std::sqrt(d)
-                                    : norm[static_cast<size_t>(head * d + m)]);
+    return shape.attention_factor * std::abs(shape.norm_caps
+                                                 ? cap[static_cast<size_t>(head)] / std::sqrt(d)
+                                                 : norm[static_cast<size_t>(head * d + m)]);
   };
   in.bound_diagonal.clear();
   in.self_logit_bound.assign(static_cast<size_t>(shape.q_heads),
@@ -213,6 +214,7 @@ struct HeadRun::Parameters {
     append.q_cap = q_cap.as<float>();
     append.k_cap = k_cap.as<float>();
     append.rope_frequency = frequency.as<double>();
+    append.attention_factor = in.shape.attention_factor;
     append.bound = bound;
     append.acp = options.acp;
   }
@@ -384,6 +386,10 @@ std::vector<HeadShape> ShapeVariants() {
   HeadShape foxified{6, 2, 64, false, false, false, true};
   foxified.sink = foxified.norm_caps = true;
   shapes.insert(shapes.end(), {normed_and_gated, normed, gated, sunk, capped, foxified});
+  for (HeadShape yarn : {rope, foxified, HeadShape{4, 2, 128, false, false, false, true}}) {
+    yarn.attention_factor = 1.2;
+    shapes.push_back(yarn);
+  }
   return shapes;
 }
 

@@ -28,7 +28,8 @@ struct HeadShape {
   bool output_gate = false;
   Activation gate_act = Activation::kSigmoid;
   bool sink = false;
-  bool norm_caps = false;  // not with QK-norm
+  bool norm_caps = false;       // not with QK-norm
+  double attention_factor = 1;  // of RoPE
   int64_t hidden() const { return static_cast<int64_t>(q_heads) * head_dim; }
   int64_t kv() const { return static_cast<int64_t>(kv_heads) * head_dim; }
 };

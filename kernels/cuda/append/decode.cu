@@ -409,7 +409,7 @@ __global__ void __launch_bounds__(kThreads, kHeadDim > 64 && kGeneralBound ? 3 :
       PrefetchState<kHeadDim>(params, kv, token);
     }
     if (rotates) {
-      rotation = RotationAt<kHeadDim>(params.rope_frequency, token.position, lane % kLanes);
+      rotation = RotationAt<kHeadDim>(params, token.position, lane % kLanes);
     }
   }
   WaitOnDependencies();

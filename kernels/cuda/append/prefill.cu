@@ -233,8 +233,7 @@ __device__ __forceinline__ void WriteRows(const AppendParams& params, const Page
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     if (rotates) {
-      Rotate<kHeadDim>(row[i], RotationAt<kHeadDim>(params.rope_frequency,
-                                                    block.rows.position + first + i, sub));
+      Rotate<kHeadDim>(row[i], RotationAt<kHeadDim>(params, block.rows.position + first + i, sub));
     }
     const bool real = first + i < block.rows.count;
     const uint4 bits = StoreInPage<kHeadDim, Part>(row[i], kv.keys, in_pool + i * kHeadDim,

@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(kThreads)
       constexpr int kLanes = kRowLanes<kHeadDim>, kHeads = kWarp / kLanes;
       const int sub = Lane() % kLanes;
       if (i % kHeads == 0) {  // the lanes of each head compute one row's rotation, for all heads
-        rotation = RotationAt<kHeadDim>(params.rope_frequency,
-                                        PositionOf(batch, first + i + Lane() / kLanes), sub);
+        rotation =
+            RotationAt<kHeadDim>(params, PositionOf(batch, first + i + Lane() / kLanes), sub);
       }
       Rotate<kHeadDim>(query, RotationOfLane(rotation, i % kHeads * kLanes + sub));
     }

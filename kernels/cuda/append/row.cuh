@@ -70,19 +70,20 @@ __device__ __forceinline__ void CapNorm(Float8& o, const Float8& cap) {
   ScaleBy(o, CapScale(WarpSum<kRowLanes<kHeadDim>>(SumSquares(o)), cap));
 }
 
-// RoPE of one position in this lane's dimensions. The angle is taken modulo 2 pi in float64:
-// positions reach a million, and float32 would leave two digits of it.
+// RoPE of one position in this lane's dimensions, times the attention factor. The angle is taken
+// modulo 2 pi in float64: positions reach a million, and float32 would leave two digits of it.
 struct Rotation {
   float cosine[kVec8];
   float sine[kVec8];  // negative in the lower half
 };
 
 template <int kHeadDim>
-__device__ __forceinline__ Rotation RotationAt(const double* frequency, int64_t position, int sub) {
+__device__ __forceinline__ Rotation RotationAt(const AppendParams& params, int64_t position,
+                                               int sub) {
   constexpr double kTurn = 0.15915494309189533577;  // 1 / (2 pi)
   constexpr int kHalf = kHeadDim / 2;
   const bool low = sub * kVec8 < kHalf;
-  const double* lane_frequency = frequency + (low ? sub * kVec8 : sub * kVec8 - kHalf);
+  const double* lane_frequency = params.rope_frequency + (low ? sub * kVec8 : sub * kVec8 - kHalf);
   Rotation r;
 #pragma unroll
   for (int i = 0; i < kVec8; ++i) {
@@ -91,6 +92,14 @@ __device__ __forceinline__ Rotation RotationAt(const double* frequency, int64_t 
     float sine;
     sincospif(2.0f * static_cast<float>(turns - rint(turns)), &sine, &r.cosine[i]);
     r.sine[i] = low ? -sine : sine;
+  }
+  if (params.attention_factor != 1) {  // a branch: the factor would occupy a register throughout
+    const auto factor = static_cast<float>(params.attention_factor);
+#pragma unroll
+    for (int i = 0; i < kVec8; ++i) {
+      r.cosine[i] = __fmul_rn(r.cosine[i], factor);
+      r.sine[i] = __fmul_rn(r.sine[i], factor);
+    }
   }
   return r;
 }

@@ -70,6 +70,7 @@ TEST(EvictionTest, RandomHeadsKeepThePromise) {
     HeadShape shape{16, 16, 32};
     if (layer % 4 == 1) shape.kv_heads = 4;
     if (layer % 4 == 2) shape.rope = true;
+    if (layer % 8 == 6) shape.attention_factor = 1.5;
     if (layer % 4 == 3) shape.k_shift = shape.v_shift = true;
     std::vector<double> means(16);
     for (double& m : means) m = mean(rng);
@@ -339,6 +340,7 @@ HeadInputs OpposedRotatedKey(double gain, int pair, int64_t zeros, int64_t after
   const int64_t length = zeros + 1 + after;
   HeadShape shape{1, 1, kDim, false, false, gain > 0, true};
   shape.norm_caps = gain == 0;
+  if (pair % 2 == 1) shape.attention_factor = 1.139;
   HeadInputs inputs = RandomInputs(shape, length, 12, {0});
   if (gain == 0) inputs.q_cap = inputs.k_cap = {64};
   for (size_t m = 0; m < kHalf; ++m) {

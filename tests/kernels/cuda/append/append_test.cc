@@ -162,6 +162,7 @@ class AppendPair {
     for (int m = 0; setup_.rope && m < d / 2; ++m) {
       frequency_.push_back(std::pow(10000.0, -2.0 * m / static_cast<double>(d)));
     }
+    if (setup_.seed % 2 == 0) params_.attention_factor = 1.139;
     if (setup_.bound != Bound::kDense) diagonal_ = Normal(hidden, 1, 0.15);
     if (setup_.bound != Bound::kDiagonal) {
       dense_ = Normal(hidden * d, 0, 1 / std::sqrt(static_cast<double>(d)));
@@ -442,6 +443,8 @@ std::vector<AppendSetup> Setups() {
                                      {.shift = true, .norm = true, .rope = true, .gate_bias = true},
                                      {.shift = true, .norm = true, .seed = 2},
                                      {.rope = true, .bound = Bound::kDense},
+                                     {.norm = true, .rope = true, .seed = 4},
+                                     {.rope = true, .caps = true, .seed = 6},
                                      {.norm = true, .acp = AcpMode::kPaper},
                                      {.bound = Bound::kAll, .acp = AcpMode::kPaper},
                                      {.shift = true, .acp = AcpMode::kOff},
