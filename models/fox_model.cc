@@ -133,6 +133,7 @@ AppendParams FoxModel::AppendOf(int layer, const MatrixView& projection, AcpMode
           .q_cap = w.q_cap.as<float>(),
           .k_cap = w.k_cap.as<float>(),
           .rope_frequency = weights_.rope_frequency.as<double>(),
+          .attention_factor = weights_.config.rope_scaling.attention_factor,
           .bound = w.bound.view(),
           .acp = acp};
 }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "kernels/core/check.h"
 #include "kernels/core/dot.h"
@@ -29,12 +30,21 @@ std::vector<T> Read(const HostTensor& tensor) {
   return values;
 }
 
-// The weights of QK-norm. A cap bounds norms as QK-norm with all weights cap / sqrt(d) would.
-std::vector<double> NormWeights(const HostTensor& norm, const HostTensor& cap, int head_dim) {
-  if (cap.empty()) return Read(norm);
+std::vector<double> Scaled(std::vector<double> values, double factor) {
+  for (double& x : values) x *= factor;
+  return values;
+}
+
+// The weights of QK-norm, times the attention factor. A cap bounds norms as QK-norm with all
+// weights cap / sqrt(d) would.
+std::vector<double> NormWeights(const ModelConfig& config, const HostTensor& norm,
+                                const HostTensor& cap) {
+  const double factor = config.rope_scaling.attention_factor;
+  if (cap.empty()) return Scaled(Read(norm), factor);
   std::vector<double> weights;
   for (const float value : Read<float>(cap)) {
-    weights.insert(weights.end(), static_cast<size_t>(head_dim), value / std::sqrt(head_dim));
+    weights.insert(weights.end(), static_cast<size_t>(config.head_dim),
+                   value / std::sqrt(config.head_dim) * factor);
   }
   return weights;
 }
@@ -52,8 +62,8 @@ const double* HeadOf(const std::vector<double>& norm, int head, int head_dim) {
 void BoundByNorms(const ModelConfig& config, const LayerTensors& layer, DType kv,
                   HostQueryBound& bound) {
   const int d = config.head_dim;
-  const std::vector<double> q_norm = NormWeights(layer.q_norm, layer.q_cap, d);
-  const std::vector<double> k_norm = NormWeights(layer.k_norm, layer.k_cap, d);
+  const std::vector<double> q_norm = NormWeights(config, layer.q_norm, layer.q_cap);
+  const std::vector<double> k_norm = NormWeights(config, layer.k_norm, layer.k_cap);
   bound.scale = kKeyNormInflation;
   bound.diagonal.resize(static_cast<size_t>(config.num_heads * d));
   for (int head = 0; head < config.num_heads; ++head) {
@@ -78,8 +88,8 @@ void BoundByNorms(const ModelConfig& config, const LayerTensors& layer, DType kv
 }
 
 // One head of a projection that reads the normalized hidden state: y = W (g * xhat) + b with
-// ||xhat|| <= sqrt(D). `rows` are the head's rows of W diag(g), and `gram` is their Gram matrix G:
-// ((y - b)^T k)^2 is at most D k^T G k for every k.
+// ||xhat|| <= sqrt(D). g and b have RoPE's attention factor in them. `rows` are the head's rows of
+// W diag(g), and `gram` is their Gram matrix G: ((y - b)^T k)^2 is at most D k^T G k for every k.
 struct HeadProjection {
   std::vector<double> rows;      // [d, D]
   std::vector<double> gram;      // [d, d]
@@ -115,6 +125,7 @@ HeadProjection ReadHead(const ModelConfig& config, const std::vector<double>& no
   p.bias.resize(static_cast<size_t>(d));
   ReadElements(weight, head * d * hidden, d * hidden, p.rows.data());
   if (!bias.empty()) ReadElements(bias, static_cast<int64_t>(head) * d, d, p.bias.data());
+  p.bias = Scaled(std::move(p.bias), config.rope_scaling.attention_factor);
   p.rounding.resize(static_cast<size_t>(d));
   for (int m = 0; in_blocks && m < d; ++m) {
     p.rounding[static_cast<size_t>(m)] = BlockRounding(p.rows.data() + m * hidden, norm);
@@ -233,7 +244,8 @@ void BoundHeadByWeights(const ModelConfig& config, const HeadProjection& query,
 
 void BoundByWeights(const ModelConfig& config, const LayerTensors& layer, DType kv, bool in_blocks,
                     HostQueryBound& bound) {
-  const std::vector<double> norm = Read(layer.attn_norm);
+  const std::vector<double> norm =
+      Scaled(Read(layer.attn_norm), config.rope_scaling.attention_factor);
   bound.scale = 1 + kQueryRounding;
   std::vector<double> key_norms;
   for (int head = 0; head < config.num_kv_heads; ++head) {

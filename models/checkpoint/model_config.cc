@@ -251,82 +251,6 @@ void RefuseUnlessFalse(KeyReader& keys, const std::string& key) {
   if (keys.Bool(key, false)) keys.Unsupported(key, "is not supported: it must be false");
 }
 
-// Reads the scaling from `keys`, the object of RoPE's parameters. `whole`: the keys of config.json.
-void ReadRopeScaling(KeyReader& keys, KeyReader& whole, ModelConfig& config) {
-  RopeScaling& scaling = config.rope_scaling;
-  const std::string type =
-      keys.Has("rope_type") ? keys.String("rope_type", "default") : keys.String("type", "default");
-  if (type == "default") return;
-  if (type != "linear" && type != "llama3") {
-    keys.Unsupported("rope_type", Quoted(type) + " is not supported: default, linear or llama3");
-  }
-  scaling.factor = keys.Number("factor", 0);
-  if (!(scaling.factor >= 1)) keys.Invalid("factor", "must be at least 1");
-  if (type == "linear") {  // max_position_embeddings is the length before scaling, as vLLM reads it
-    constexpr double kMax = std::numeric_limits<int32_t>::max();
-    std::optional<int64_t>& longest = config.max_position_embeddings;
-    if (longest) {
-      longest =
-          static_cast<int64_t>(std::min(static_cast<double>(*longest) * scaling.factor, kMax));
-    }
-    return;
-  }
-  scaling.low = keys.Number("low_freq_factor", 0);
-  scaling.high = keys.Number("high_freq_factor", 0);
-  if (!(scaling.low > 0)) keys.Invalid("low_freq_factor", "must be above 0");
-  if (!(scaling.high > scaling.low)) {
-    keys.Invalid("high_freq_factor", "must be above low_freq_factor");
-  }
-  // The context of training: in config.json, else among RoPE's parameters, else the model's length.
-  const char* context = "original_max_position_embeddings";
-  KeyReader& place = whole.Find(context) != nullptr ? whole : keys;
-  const std::optional<int64_t> given =
-      place.OptionalInteger(context, 1, std::numeric_limits<int32_t>::max());
-  if (!given && !config.max_position_embeddings) keys.Invalid(context, "is missing");
-  scaling.context = given.value_or(config.max_position_embeddings.value_or(1));
-}
-
-void ReadRotation(KeyReader& keys, KeyReader& whole, ModelConfig& config) {
-  constexpr double kDefaultBase = 10000;
-  config.rope_base = (keys.Has("rope_theta") ? keys : whole).Number("rope_theta", kDefaultBase);
-  if (!(config.rope_base > 0)) keys.Invalid("rope_theta", "must be above 0");
-  const char* partial = "partial_rotary_factor";
-  if ((keys.Has(partial) ? keys : whole).OptionalNumber(partial).value_or(1) != 1) {
-    keys.Unsupported(partial, "is not supported: it must be 1");
-  }
-  ReadRopeScaling(keys, whole, config);
-}
-
-// Reads RoPE's parameters as transformers 5 does. rope_scaling, the old name of rope_parameters,
-// wins unless it is empty. The base may be in this object or in config.json. Without a type there
-// is no scaling.
-absl::Status ReadRope(KeyReader& keys, ModelConfig& config) {
-  config.use_rope = true;
-  if (config.head_dim % 2 != 0) keys.Invalid("head_dim", "must be even under RoPE");
-  static const nlohmann::json kNone = nlohmann::json::object();
-  const nlohmann::json* chosen = &kNone;
-  std::string where = "config.json";
-  for (const char* name : {"rope_scaling", "rope_parameters"}) {
-    const nlohmann::json* found = keys.Find(name);
-    if (found == nullptr) continue;
-    if (!found->is_object()) keys.Invalid(name, "must be an object");
-    if (!keys.status().ok()) return keys.status();
-    if (found->empty()) continue;
-    chosen = found;
-    absl::StrAppend(&where, ": ", name);
-    break;
-  }
-  KeyReader parameters(*chosen, where);
-  for (const auto& [key, value] : chosen->items()) {
-    if (!value.is_object()) continue;
-    parameters.Unsupported(Printable(key), "is not supported: one RoPE serves all layers");
-  }
-  ReadRotation(parameters, keys, config);
-  absl::Status status = keys.status();
-  status.Update(parameters.status());
-  return status;
-}
-
 // Keys that transformers does not have, of a model that foxify trained to forget.
 void ReadAdditions(KeyReader& keys, ModelConfig& config) {
   const bool forgets = keys.Bool("use_forget_gate", false);
@@ -396,7 +320,9 @@ absl::Status ReadTransformers(KeyReader& keys, const ModelType& type, ModelConfi
     keys.Unsupported("is_causal", "must be true, or tokens would attend to later ones");
   }
   ReadSlidingWindow(keys, name, config);
-  return ReadRope(keys, config);
+  config.use_rope = true;
+  return ReadRope(keys, config.head_dim, config.rope_base, config.rope_scaling,
+                  config.max_position_embeddings);
 }
 
 // Properties of every accepted configuration, which all later code relies on.
@@ -417,12 +343,14 @@ std::vector<double> RopeFrequencies(const ModelConfig& config) {
   FOX_CHECK(config.head_dim % 2 == 0);
   std::vector<double> frequency(static_cast<size_t>(config.head_dim / 2));
   const RopeScaling& scaling = config.rope_scaling;
-  FOX_CHECK(scaling.factor >= 1 && scaling.high > scaling.low);
+  FOX_CHECK(scaling.factor >= 1 && scaling.high != scaling.low);
   for (size_t m = 0; m < frequency.size(); ++m) {
     double& f = frequency[m];
-    f = std::pow(config.rope_base, -2.0 * static_cast<double>(m) / config.head_dim);
+    const auto number = static_cast<double>(m);
+    f = std::pow(config.rope_base, -2.0 * number / config.head_dim);
     const double turns = static_cast<double>(scaling.context) * f / (2 * std::numbers::pi);
-    const double kept = std::clamp((turns - scaling.low) / (scaling.high - scaling.low), 0.0, 1.0);
+    const double x = scaling.by_number ? number : turns;
+    const double kept = std::clamp((x - scaling.low) / (scaling.high - scaling.low), 0.0, 1.0);
     f *= kept + (1 - kept) / scaling.factor;
   }
   return frequency;

@@ -12,6 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/core/activation.h"
+#include "models/checkpoint/rope_config.h"
 
 namespace fox {
 
@@ -20,15 +21,6 @@ class ModelDir;
 enum class CheckpointLayout { kOfficial, kFla, kTransformers };
 // The source of a head's log forget gate: the input, a constant, or none (f = 1).
 enum class ForgetGate { kFull, kBiasOnly, kFixed, kNone };
-
-// Scaling of RoPE's frequencies. A frequency with fewer than `low` turns in `context` positions is
-// divided by `factor`; with more than `high` turns it is kept; between them it is interpolated.
-// With the defaults of low, high and context every frequency is divided (linear scaling).
-struct RopeScaling {
-  double factor = 1;
-  double low = 0, high = 1;
-  int64_t context = 0;
-};
 
 struct ModelConfig {
   CheckpointLayout layout = CheckpointLayout::kOfficial;
@@ -58,7 +50,7 @@ struct ModelConfig {
   bool tie_word_embeddings = false;
   std::optional<double> log_pruning_tolerance;
   std::string weight_blocks;  // "q8", "q4": of the GGUF file that it was converted from; else ""
-  std::optional<int64_t> max_position_embeddings;  // after linear scaling
+  std::optional<int64_t> max_position_embeddings;  // after linear and yarn scaling
   // Some layers attend to as many tokens at most, so that up to this length no key is out of reach;
   // longer sequences are refused.
   std::optional<int64_t> sliding_window;

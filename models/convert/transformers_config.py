@@ -102,6 +102,8 @@ class Rope:
     low: float = 0.0
     high: float = 1.0
     context: int = 0
+    by_number: bool = False
+    attention_factor: float = 1.0
 
     def frequencies(self, head_dim: int) -> list[float]:
         """The angles per position, head_dim / 2."""
@@ -109,7 +111,8 @@ class Rope:
         for m in range(head_dim // 2):
             plain = self.base ** (-2.0 * m / head_dim)
             turns = self.context * plain / (2 * math.pi)
-            kept = min(1.0, max(0.0, (turns - self.low) / (self.high - self.low)))
+            x = m if self.by_number else turns
+            kept = min(1.0, max(0.0, (x - self.low) / (self.high - self.low)))
             result.append(plain * (kept + (1 - kept) / self.factor))
         return result
 
@@ -128,7 +131,7 @@ class TransformersConfig:
     head_dim: int
     norm_eps: float
     rope: Rope
-    max_position_embeddings: int | None
+    max_position_embeddings: int | None  # after linear and yarn scaling
     sliding_window: int | None
     tied: bool
     forgets: bool
@@ -201,10 +204,11 @@ def parse_transformers_config(raw: dict[str, Any]) -> TransformersConfig:
     if keys.text("hidden_act", "silu") not in ("silu", "swish"):
         raise keys.refuse("hidden_act", f"{raw['hidden_act']!r} is not supported")
     window = _sliding_window(keys, model_type, layers)
+    rope, context = _rope(keys, context, head_dim)
     check_token_ids(raw, vocab)
     config = TransformersConfig(
         model_type, vocab, hidden, inner, layers, heads, kv_heads, head_dim, eps,
-        _rope(keys, context), context, window, keys.flag("tie_word_embeddings"),
+        rope, context, window, keys.flag("tie_word_embeddings"),
         keys.flag("use_forget_gate"), keys.flag("use_attention_sink"),
         keys.flag("use_qk_norm_cap"))
     if config.has_caps and (config.qk_norm or not config.forgets):
@@ -288,8 +292,11 @@ def _sliding_window(keys: _Reader, model_type: str, layers: int) -> int | None:
     return keys.integer("sliding_window", 4096, 1, MAX_INT)
 
 
-def _rope(keys: _Reader, context: int | None) -> Rope:
-    """rope_scaling unless it is empty, else rope_parameters; the base may stand beside it."""
+def _rope(keys: _Reader, longest: int | None, head_dim: int) -> tuple[Rope, int | None]:
+    """RoPE, and the longest sequence under it.
+
+    rope_scaling unless it is empty, else rope_parameters; the base may stand beside it.
+    """
     place, parameters = keys, _Reader({})
     for name in _ROPES:
         found = keys.raw.get(name)
@@ -311,21 +318,70 @@ def _rope(keys: _Reader, context: int | None) -> Rope:
     kind = parameters.text("rope_type", parameters.text("type", "default")
                            if "rope_type" not in parameters.raw else "default")
     if kind == "default":
-        return Rope(base)
-    if kind not in ("linear", "llama3"):
-        raise parameters.refuse("rope_type", f"{kind!r} is not default, linear or llama3")
+        return Rope(base), longest
+    if kind in ("dynamic", "longrope", "su"):
+        raise parameters.refuse("rope_type", f"{kind!r} is not supported: a longer text would need "
+                                "other frequencies for the keys in the cache")
+    if kind not in ("linear", "llama3", "yarn"):
+        raise parameters.refuse("rope_type", f"{kind!r} is not default, linear, llama3 or yarn")
     factor = parameters.number("factor", 0.0)
     if not factor >= 1:
         raise parameters.refuse("factor", f"{factor!r} is not at least 1")
     if kind == "linear":
-        return Rope(base, factor)
+        rope = Rope(base, factor)
+    else:
+        trained = _trained_context(parameters, keys, longest)
+        if kind == "llama3":
+            return _llama3(parameters, base, factor, trained), longest
+        rope, longest = _yarn(parameters, base, factor, trained, head_dim), trained
+    # As vLLM reads it, this is the length before scaling.
+    return rope, None if longest is None else int(min(longest * factor, MAX_INT))
+
+
+def _trained_context(parameters: _Reader, keys: _Reader, longest: int | None) -> int:
+    """In config.json, else among RoPE's parameters, else the model's length."""
+    name = "original_max_position_embeddings"
+    place = keys if keys.raw.get(name) is not None else parameters
+    trained = longest if place.raw.get(name) is None else place.integer(name, None, 1, MAX_INT)
+    if trained is None:
+        raise parameters.refuse(name, "missing")
+    return trained
+
+
+def _llama3(parameters: _Reader, base: float, factor: float, trained: int) -> Rope:
     low, high = parameters.above_0("low_freq_factor", None), parameters.number(
         "high_freq_factor", 0.0)
     if not high > low:
         raise parameters.refuse("high_freq_factor", f"{high!r} is not above low_freq_factor")
-    name = "original_max_position_embeddings"
-    place = keys if keys.raw.get(name) is not None else parameters
-    trained = context if place.raw.get(name) is None else place.integer(name, None, 1, MAX_INT)
-    if trained is None:
-        raise parameters.refuse(name, "missing")
     return Rope(base, factor, low, high, trained)
+
+
+def _yarn(parameters: _Reader, base: float, factor: float, trained: int, head_dim: int) -> Rope:
+    """As transformers 5 computes it, where 0 and null stand for a default, too."""
+    def number(key: str, default: float) -> float:
+        return (0.0 if parameters.raw.get(key) is None else parameters.number(key, None)) or default
+
+    def number_of_frequency(turns: float) -> float:
+        return head_dim * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    def growth(scale: float) -> float:
+        return 0.1 * scale * math.log(factor) + 1
+
+    fast, slow = number("beta_fast", 32), number("beta_slow", 1)
+    if not 0 < slow <= fast <= 1e6:
+        raise parameters.refuse("beta_slow", f"{slow:g} is not above 0, or beta_fast, {fast:g}, "
+                                "is not from there to 1e6")
+    if not base > 1:
+        raise parameters.refuse("rope_theta", "must be above 1 under yarn")
+    truncate = "truncate" not in parameters.raw or parameters.flag("truncate")
+    high, low = number_of_frequency(fast), number_of_frequency(slow)
+    if truncate:
+        high, low = math.floor(high), math.ceil(low)
+    high, low = max(high, 0), min(low, head_dim - 1)
+    scale, scale_all = number("mscale", 0), number("mscale_all_dim", 0)
+    attention = growth(scale) / growth(scale_all) if scale and scale_all else growth(1)
+    if parameters.raw.get("attention_factor") is not None:
+        attention = parameters.number("attention_factor", None)
+    if not 0.1 <= attention <= 10:
+        raise parameters.refuse("attention_factor", f"{attention:g} is not from 0.1 to 10")
+    return Rope(base, factor, low + 0.001 if low == high else low, high, trained, True, attention)

@@ -134,10 +134,11 @@ class Architecture:
                 }[name.split(".")[1].removesuffix("_proj")]
 
     def rope(self, tokens: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """RoPE's cos and sin [T, 1, d / 2]."""
+        """RoPE's cos and sin [T, 1, d / 2], times the attention factor."""
         frequency = torch.tensor(self.rotation.frequencies(self.head_dim), dtype=torch.float64)
         angle = torch.arange(tokens, dtype=torch.float64)[:, None, None] * frequency
-        return angle.cos().float().to(device), angle.sin().float().to(device)
+        cos, sin = (self.rotation.attention_factor * x for x in (angle.cos(), angle.sin()))
+        return cos.float().to(device), sin.float().to(device)
 
     def project(self, x: Tensor, norm: Tensor, matrix: Matrix, bias: Tensor | None,
                 qk_norm: tuple[Tensor, Tensor] | None, rope: tuple[Tensor, Tensor],

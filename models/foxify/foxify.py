@@ -235,7 +235,7 @@ class Trainer(TrainingRun):
             heads = torch.zeros(2, 1, device=ids.device)
             numbers.append(heads.sum())
         else:
-            x = excess(terms, self.model.sinks, *self.model.caps())
+            x = excess(terms, self.model.sinks, *self.model.norms())
             page_penalty = penalty(x)
             total = loss + self.penalty_weight * page_penalty
             heads = torch.stack(kept_shares(x.detach()))

@@ -90,7 +90,7 @@ class Evaluation:
                     "share_at_end": float(pages[-1] / n)}
         sums = []
         for (ids,) in self._parts(self._books[:SHARE_WINDOWS]):
-            x = excess(student(ids)[1], student.sinks, *student.caps())
+            x = excess(student(ids)[1], student.sinks, *student.norms())
             sums.append(torch.stack(kept_shares(x)) * len(ids))
         mean, last = torch.stack(sums).sum(0) / len(self._books[:SHARE_WINDOWS])
         return {"share": mean.mean().item(), "share_at_end": last.mean().item(),

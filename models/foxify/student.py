@@ -108,6 +108,12 @@ class Student(nn.Module):
         """Norm caps of queries [L, H] and keys [L, K], at this point of the run."""
         return self.first_q_cap * self._cap_factor, self.first_k_cap * self._cap_factor
 
+    def norms(self) -> tuple[Tensor, Tensor]:
+        """The largest norms of rotated queries [L, H] and keys [L, K], at this point of the run."""
+        factor = self.base.architecture.rotation.attention_factor
+        q_cap, k_cap = self.caps()
+        return q_cap * factor, k_cap * factor
+
     def _adapter(self, kind: str) -> tuple[Tensor, Tensor]:
         """A [L, r, columns] and B [L, rows, r] of all names of a kind, in the base's type.
 
@@ -143,14 +149,14 @@ class Student(nn.Module):
                            bound="certified")
 
     def _layer(self, x: Tensor, n: int, trained: dict[str, tuple[Tensor, ...]],
-               caps: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+               caps: tuple[Tensor, Tensor], norms: Tensor) -> tuple[Tensor, ...]:
         base, matrices = self.base, self.matrices(n, trained)
         used = (None, None) if base.architecture.qk_norm or self.window else (
             caps[0][n], caps[1][n])
         gate = Gate(self.gate_weight[n], self.gate_bias[n], *used)
         q, k, v, log_f = base.project(x, base.attn_norm[n], matrices["qkv"], base.bias[n],
                                       base.qk_norm[n], base.rope(x.shape[1]), gate)
-        terms = () if self.window else self._page_terms(k, log_f, caps[0][n])
+        terms = () if self.window else self._page_terms(k, log_f, norms[n])
         o = self._attend(q, k, v, log_f, self.sinks[n])
         x = base.mix(x, o, base.mlp_norm[n],
                      *(matrices[kind] for kind in ("o", "gate_up", "down")))
@@ -158,13 +164,14 @@ class Student(nn.Module):
 
     def forward(self, ids: Tensor) -> tuple[Tensor, PageTerms | None]:
         """Normed last hidden states [B, T, D] and the layers' page terms, None under a window."""
-        base, caps = self.base, self.caps()
+        base, caps, norms = self.base, self.caps(), self.norms()[0]
         x, collected = F.embedding(ids, base.embedding), []
         for layer in enumerate(self.trained()):
             if self.recompute and torch.is_grad_enabled():
-                x, *terms = checkpoint(self._layer, x, *layer, caps, use_reentrant=False)
+                x, *terms = checkpoint(self._layer, x, *layer, caps, norms,
+                                       use_reentrant=False)
             else:
-                x, *terms = self._layer(x, *layer, caps)
+                x, *terms = self._layer(x, *layer, caps, norms)
             collected.append(terms)
         terms = None if self.window else PageTerms(*(torch.stack(x) for x in zip(*collected)))
         return rms_norm(x, base.norm, base.architecture.norm_eps).to(x.dtype), terms
@@ -183,5 +190,6 @@ class Student(nn.Module):
             for cap, y in ((self.first_q_cap, q), (self.first_k_cap, k)):
                 norms = torch.linalg.vector_norm(wide(y[:, 1:]), dim=-1).flatten(0, 1)
                 cap[n] = norms.kthvalue(math.ceil(CAP_QUANTILE * len(norms)), dim=0).values
+                cap[n] /= a.rotation.attention_factor  # caps come before rotation
 
         self.base.hidden(ids, see)

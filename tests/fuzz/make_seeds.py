@@ -109,12 +109,15 @@ def model_config_seeds() -> Seeds:
     linear, llama3 = {"type": "linear", "factor": 4.0}, {
         "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192}
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
     for name, content in hostile(
             LLAMA, model_type=("mistral", "qwen2", "qwen3"), head_dim=(0, 3, 8, 257),
             num_key_value_heads=(1, 3), mlp_bias=(True,), layer_types=(["x"],),
             architectures=(["LlamaForCausalLM"], ["LlamaModel"]), use_forget_gate=(True,),
             use_attention_sink=(True, 1), use_qk_norm_cap=(True,),
-            rope_scaling=(linear, llama3, dict(llama3, high_freq_factor=1.0),
+            rope_scaling=(linear, llama3, dict(llama3, high_freq_factor=1.0), yarn,
+                          dict(yarn, beta_slow=0.5, truncate=False, attention_factor=None),
+                          dict(yarn, mscale=1.0, mscale_all_dim=0.5),
                           dict(linear, factor=0)),
             rope_parameters=(dict(llama3, rope_theta=1e6), {"partial_rotary_factor": 0.5})):
         yield f"llama_{name}", content

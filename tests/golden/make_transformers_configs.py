@@ -82,6 +82,30 @@ ROPE: list[dict[str, Any]] = [
     {"rope_scaling": LLAMA3, "original_max_position_embeddings": 256},
     {"rope_scaling": LINEAR, "original_max_position_embeddings": 256},
     {"rope_scaling": YARN}, {"rope_scaling": old(YARN)}, {"rope_parameters": YARN},
+    {"rope_parameters": {**YARN, "rope_theta": 5e5}}, {"rope_scaling": {**YARN, "factor": 1}},
+    {"rope_scaling": {**YARN, "factor": 40, "original_max_position_embeddings": 4096}},
+    {"rope_scaling": {**YARN, "original_max_position_embeddings": 32768}, "rope_theta": 1e6,
+     "head_dim": 128},
+    {"rope_scaling": {"rope_type": "yarn", "factor": 2.5}},  # of max_position_embeddings
+    {"rope_scaling": YARN, "original_max_position_embeddings": 256},
+    {"rope_scaling": {**YARN, "original_max_position_embeddings": 1}},  # all frequencies kept
+    {"rope_scaling": {**YARN, "original_max_position_embeddings": 2**31 - 1}, "rope_theta": 1.5},
+    {"rope_scaling": {**YARN, "attention_factor": 1.0}},
+    {"rope_scaling": {**YARN, "attention_factor": 0.75}},
+    {"rope_scaling": {**YARN, "attention_factor": None}},
+    {"rope_scaling": {**YARN, "attention_factor": 2, "mscale": 1.0, "mscale_all_dim": 0.5}},
+    {"rope_scaling": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5}},
+    {"rope_scaling": {**YARN, "mscale": 1, "mscale_all_dim": 1}},
+    {"rope_scaling": {**YARN, "mscale": 0.707}}, {"rope_scaling": {**YARN, "mscale_all_dim": 0.7}},
+    {"rope_scaling": {**YARN, "mscale": 0.707, "mscale_all_dim": 0.0}},
+    {"rope_scaling": {**YARN, "attn_factor": 0.8782, "extrapolation_factor": 0.5}},  # unread
+    {"rope_scaling": {**YARN, "beta_fast": 16, "beta_slow": 2.5}},
+    {"rope_scaling": {**YARN, "beta_fast": 0, "beta_slow": None}},
+    {"rope_scaling": {**YARN, "beta_fast": 1.0, "beta_slow": 1.0}},
+    {"rope_scaling": {**YARN, "beta_fast": 1.0, "beta_slow": 1.0, "truncate": False}},
+    {"rope_scaling": {**YARN, "truncate": False}}, {"rope_scaling": {**YARN, "truncate": True}},
+    {"rope_scaling": {**YARN, "beta_fast": -1.0}}, {"rope_scaling": YARN, "rope_theta": 1.0},
+    {"rope_scaling": {**YARN, "attention_factor": "1"}}, {"rope_scaling": {**YARN, "factor": "4"}},
     {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, {"rope_scaling": LONG},
     {"rope_scaling": {"rope_type": "su"}}, {"rope_scaling": {"rope_type": None}},
     {"rope_scaling": {"rope_type": "linear"}}, {"rope_scaling": {**LINEAR, "factor": None}},
@@ -143,6 +167,13 @@ KEPT_OUT: list[dict[str, Any]] = [
     {"rope_scaling": {**LLAMA3, "high_freq_factor": 1.0}},
     {"rope_scaling": {**LLAMA3, "low_freq_factor": 0.0}},
     {"rope_parameters": {"sliding_attention": LINEAR, "rope_theta": 1e4}},
+    {"rope_scaling": {**YARN, "factor": 0.5}}, {"rope_scaling": {**YARN, "factor": None}},
+    {"rope_scaling": {**YARN, "beta_fast": 1, "beta_slow": 32}},
+    {"rope_scaling": {**YARN, "attention_factor": 0.0}},
+    {"rope_scaling": {**YARN, "attention_factor": -1.0}},
+    {"rope_scaling": {**YARN, "attention_factor": 11.0}},
+    {"rope_scaling": {**YARN, "mscale": -20.0, "mscale_all_dim": 1.0}},
+    {"rope_scaling": {**YARN, "truncate": None}}, {"rope_scaling": YARN, "rope_theta": 0.5},
 ]
 
 
@@ -228,13 +259,13 @@ def is_served(text: str, reading: dict[str, Any]) -> bool:
             and raw.get("is_causal", True)  # transformers/masking_utils.py
             and (reading["window"] or "sliding_attention" not in (raw.get("layer_types") or ()))
             and rope_is_static(raw.get("rope_scaling") or raw.get("rope_parameters") or {})
-            and len(reading["inv_freq"]) * 2 == reading["head_dim"] and reading["rope_factor"] == 1
+            and len(reading["inv_freq"]) * 2 == reading["head_dim"]
             and reading["norm_eps"] == reading["norm_eps"])
 
 
 def rope_is_static(parameters: dict[str, Any]) -> bool:
-    """False for `dynamic`, whose frequencies change with the length, and for RoPE by layer kind."""
-    return (parameters.get("rope_type") != "dynamic"
+    """False where frequencies change with the length, and for RoPE by layer kind."""
+    return (parameters.get("rope_type") not in ("dynamic", "longrope")
             and not any(isinstance(value, dict) for value in parameters.values()))
 
 

@@ -35,14 +35,17 @@ SCALINGS: dict[str, dict[str, Any]] = {
     "linear": {"rope_type": "linear", "factor": 4.0},
     "llama3": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
                "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
+    # Keeps one frequency, mixes two; attention factor 1.139.
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
 }
-LINEAR_AND_LLAMA3 = SCALINGS["linear"], SCALINGS["llama3"]
-# Class, kv heads, tied embeddings, scaling.
-CASES = [("Llama", 3, False, "default"), ("Llama", 1, True, "linear"),
-         ("Llama", 1, False, "llama3"), ("Mistral", 1, False, "default"),
-         ("Qwen2", 3, True, "llama3"), ("Qwen2", 1, False, "linear"),
-         ("Qwen3", 1, True, "default"), ("Qwen3", 3, False, "llama3")]
-FORGETTING = [("Llama", 1, True, "default"), ("Qwen3", 1, False, "default")]
+# Class, kv heads, tied embeddings, scaling, forget gates.
+CASES = [("Llama", 3, False, "default", False), ("Llama", 1, True, "linear", False),
+         ("Llama", 1, False, "llama3", False), ("Mistral", 1, False, "default", False),
+         ("Qwen2", 3, True, "llama3", False), ("Qwen2", 1, False, "linear", False),
+         ("Qwen3", 1, True, "default", False), ("Qwen3", 3, False, "llama3", False),
+         ("Llama", 1, True, "default", True), ("Qwen3", 1, False, "default", True),
+         ("Qwen2", 1, False, "yarn", False), ("Qwen3", 3, True, "yarn", False),
+         ("Llama", 1, False, "yarn", True), ("Qwen3", 1, False, "yarn", True)]
 
 
 def forgetting_attention(
@@ -50,8 +53,9 @@ def forgetting_attention(
     attention_mask: object, scaling: float, **_: object,
 ) -> tuple[torch.Tensor, None]:
     """Attention over all keys and the sink, straight from the definition."""
-    if hasattr(module, "q_cap"):  # rotation has kept the norms
-        query, key = (x * torch.clamp(cap[:, None, None] / x.norm(dim=-1, keepdim=True), max=1)
+    if hasattr(module, "q_cap"):  # rotation has kept the norms, but for the attention factor
+        query, key = (x * torch.clamp(module.rope_factor * cap[:, None, None]
+                                      / x.norm(dim=-1, keepdim=True), max=1)
                       for x, cap in ((query, module.q_cap), (key, module.k_cap)))
     log_gate = torch.nn.functional.logsigmoid(module.fgate_proj(module.input))
     group = query.shape[1] // key.shape[1]
@@ -85,6 +89,7 @@ def add_sinks_and_caps(model: Any, seed: int) -> None:
     for layer in model.model.layers:
         attention = layer.self_attn
         attention.sinks = torch.nn.Parameter(2 * torch.randn(HEADS, generator=generator))
+        attention.rope_factor = model.model.rotary_emb.attention_scaling
         for name, heads, norm in ("q_cap", HEADS, 12), ("k_cap", kv_heads, 4):
             cap = norm * torch.exp(0.2 * torch.randn(heads, generator=generator))
             if not hasattr(attention, "q_norm"):
@@ -105,9 +110,9 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
 
 
 def make_checkpoint(
-    folder: pathlib.Path, case: tuple[str, int, bool, str], seed: int, forgetting: bool
+    folder: pathlib.Path, case: tuple[str, int, bool, str, bool], seed: int
 ) -> None:
-    name, kv_heads, tied, scaling = case
+    name, kv_heads, tied, scaling, forgetting = case
     config = getattr(transformers, name + "Config")(
         **SIZES, **CLASSES[name], num_key_value_heads=kv_heads, tie_word_embeddings=tied,
         rope_parameters={"rope_theta": 10000.0, **SCALINGS[scaling]})
@@ -159,15 +164,15 @@ def answer(folder: pathlib.Path, seed: int, forgetting: bool) -> None:
     (folder / "expected.json").write_text(json.dumps(expected) + "\n")
 
 
-def make(case: tuple[str, int, bool, str], seed: int, forgetting: bool) -> None:
-    name, kv_heads, tied, scaling = case
+def make(case: tuple[str, int, bool, str, bool], seed: int) -> None:
+    name, kv_heads, tied, scaling, forgetting = case
     suffix = ("_tied" if tied else "") + ("_forgetting" if forgetting else "")
     folder = FOLDER / f"{name.lower()}_kv{kv_heads}_{scaling}{suffix}"
     shutil.rmtree(folder, ignore_errors=True)
-    make_checkpoint(folder, case, seed, forgetting)
+    make_checkpoint(folder, case, seed)
     answer(folder, seed, forgetting)
 
 
 if __name__ == "__main__":
-    for number, one in enumerate(CASES + FORGETTING):
-        make(one, number, number >= len(CASES))
+    for number, one in enumerate(CASES):
+        make(one, number)

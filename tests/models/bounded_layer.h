@@ -37,6 +37,8 @@ inline void ScaleTo(double norm, Vector& x) {
   for (double& value : x) value *= scale;
 }
 
+inline double FactorOf(const ModelConfig& config) { return config.rope_scaling.attention_factor; }
+
 inline ModelConfig Config(int heads, int kv_heads, int head_dim, bool rope) {
   ModelConfig config;
   config.num_heads = heads;
@@ -60,8 +62,8 @@ inline Vector TurnedTowards(const Vector& x, const Vector& k) {
   return turned;
 }
 
-// With QK-norm: q = gq * qhat, ||qhat|| = sqrt(d); k likewise. Caps are norm weights that are equal
-// within a head.
+// With QK-norm: q = gq * qhat times the attention factor, ||qhat|| = sqrt(d); k likewise. Caps are
+// norm weights that are equal within a head.
 struct NormedLayer {
   ModelConfig config;
   Tensor q_norm = {}, k_norm = {}, q_cap = {}, k_cap = {}, sinks = {};
@@ -101,7 +103,8 @@ struct NormedLayer {
   }
 };
 
-// Without QK-norm: q = W (g * xhat) + b, ||xhat|| <= sqrt(D); k likewise.
+// Without QK-norm: q = W (g * xhat) + b times the attention factor, ||xhat|| <= sqrt(D); k
+// likewise.
 struct PlainLayer {
   ModelConfig config;
   Tensor attn_norm = {}, q_proj = {}, q_bias = {}, k_proj = {}, k_bias = {}, sinks = {};
@@ -148,7 +151,7 @@ struct PlainLayer {
       for (size_t i = 0; i < xhat.size(); ++i) {
         sum += keep(Row(head, m)[i]) * keep(attn_norm.values[i] * xhat[i]);
       }
-      q.push_back(keep(sum));
+      q.push_back(FactorOf(config) * keep(sum));
     }
     return q;
   }

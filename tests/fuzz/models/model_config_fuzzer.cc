@@ -1,5 +1,6 @@
 // ParseModelConfig: accepted values are within the bounds that all later code relies on, and
 // means the same when the file is written again with its keys in another order.
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -23,6 +24,7 @@ std::string Described(const ModelConfig& c) {
                     " "),
       " ", c.norm_eps, " ", c.qk_norm_eps, " ", c.rope_base, " ", c.rope_scaling.factor, " ",
       c.rope_scaling.low, " ", c.rope_scaling.high, " ", c.rope_scaling.context, " ",
+      c.rope_scaling.by_number, " ", c.rope_scaling.attention_factor, " ",
       c.log_pruning_tolerance.value_or(0), " ",
       absl::StrJoin({c.output_norm, c.qk_norm, c.qk_norm_per_head, c.k_shift, c.v_shift, c.qkv_bias,
                      c.use_rope, c.tie_word_embeddings, c.attention_sink, c.qk_norm_cap},
@@ -38,7 +40,8 @@ void CheckBounds(const ModelConfig& c) {
   FOX_CHECK(c.num_kv_heads >= 1 && c.num_heads % c.num_kv_heads == 0 && c.num_heads <= 1024);
   FOX_CHECK(c.head_dim >= 1 && c.head_dim <= 256);
   FOX_CHECK(c.layout == CheckpointLayout::kTransformers || c.q_size() == c.hidden_size);
-  FOX_CHECK(c.rope_scaling.factor >= 1 && c.rope_scaling.high > c.rope_scaling.low);
+  FOX_CHECK(c.rope_scaling.factor >= 1 && c.rope_scaling.attention_factor >= 0.1);
+  for (const double frequency : RopeFrequencies(c)) FOX_CHECK(std::isfinite(frequency));
   FOX_CHECK(!c.use_rope || c.head_dim % 2 == 0);
   FOX_CHECK(c.norm_eps > 0 && c.norm_eps <= 1);
   FOX_CHECK(c.rope_base > 0);

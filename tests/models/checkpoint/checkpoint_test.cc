@@ -291,7 +291,7 @@ TEST(CheckpointTest, ValuesOfBoundsAreCheckedInAnyCase) {
     spec = {"F64", spec.shape, std::string(8 * static_cast<size_t>(spec.shape[0]), '\0')};
     const std::vector<double> values(static_cast<size_t>(spec.shape[0]), c.value);
     std::memcpy(spec.bytes.data(), values.data(), spec.bytes.size());
-    SCOPED_TRACE(testing::Message() << name << " " << c.value);
+    SCOPED_TRACE(::testing::Message() << name << " " << c.value);
     const auto opened = copy.Open({.allow_nonfinite = true});
     if (*c.said == 0) {
       EXPECT_TRUE(opened.ok()) << opened.status();

@@ -286,6 +286,37 @@ TEST(ModelConfigTest, RopeScaling) {
   }
 }
 
+// The length is the context of training times the factor, whatever max_position_embeddings is.
+TEST(ModelConfigTest, LengthUnderYarn) {
+  const auto length = [](const std::string& context, const std::string& keys) {
+    return *Parsed(TransformersConfig("qwen2", R"("max_position_embeddings": 40960, )" + context +
+                                                   R"("rope_scaling": {"type": "yarn", )" + keys +
+                                                   "}"))
+                .max_position_embeddings;
+  };
+  EXPECT_EQ(length("", R"("factor": 4, "original_max_position_embeddings": 32768)"), 131072);
+  EXPECT_EQ(length("", R"("factor": 2.5)"), 102400);
+  EXPECT_EQ(length(R"("original_max_position_embeddings": 1000, )", R"("factor": 1.5)"), 1500);
+  EXPECT_EQ(length("", R"("factor": 1e9)"), std::numeric_limits<int32_t>::max());
+}
+
+TEST(ModelConfigTest, ScalingsOfRopeAreRefusedByName) {
+  const auto expect = [](const std::string& type, const std::string& keys, const char* part) {
+    ExpectError(TransformersConfig("llama", R"("rope_scaling": {"factor": 4, "rope_type": ")" +
+                                                type + "\"" + keys + "}"),
+                part);
+  };
+  for (const char* type : {"dynamic", "longrope", "su"}) {
+    expect(type, "", "not supported: a longer text would need other frequencies for the keys");
+  }
+  expect("ntk", "", "rope_type \"ntk\" is not supported: default, linear, llama3 or yarn");
+  expect("yarn", "", "original_max_position_embeddings is missing");
+  const std::string context = R"(, "original_max_position_embeddings": 64)";
+  expect("yarn", context + R"(, "beta_slow": 33)",
+         "beta_slow must be above 0, and beta_fast from there to 1e6");
+  expect("yarn", context + R"(, "attention_factor": 0)", "attention_factor must be from 0.1 to 10");
+}
+
 TEST(ModelConfigTest, UnsupportedOptionsOfTransformersAreRefusedByName) {
   const struct {
     const char* type;
@@ -323,8 +354,6 @@ TEST(ModelConfigTest, UnsupportedOptionsOfTransformersAreRefusedByName) {
       {"llama", R"("rope_scaling": {"type": "linear", "factor": 0.5})",
        "config.json: rope_scaling: factor must be at least 1"},
       {"llama", R"("rope_scaling": {"type": "linear"})", "rope_scaling: factor must be at least 1"},
-      {"llama", R"("rope_scaling": {"rope_type": "yarn", "factor": 4})",
-       "rope_scaling: rope_type \"yarn\" is not supported: default, linear or llama3"},
       {"llama", R"("rope_scaling": {"type": "dynamic", "factor": 4})", "rope_type \"dynamic\""},
       {"llama", R"("rope_parameters": {"full_attention": {}})",
        "rope_parameters: full_attention is not supported: one RoPE serves all layers"},
@@ -378,6 +407,7 @@ TEST(ModelConfigTest, AsTransformersReadsIt) {
     const std::vector<double> ours = RopeFrequencies(*config);
     ASSERT_EQ(ours.size(), frequencies.size());
     for (size_t m = 0; m < ours.size(); ++m) EXPECT_NEAR(ours[m] / frequencies[m], 1, 1e-13) << m;
+    EXPECT_NEAR(config->rope_scaling.attention_factor, reading["rope_factor"], 1e-15);
     const auto exists = [vocabulary = config->vocab_size](const nlohmann::json& id) {
       return id.is_number() && id >= 0 && id < vocabulary;
     };

@@ -51,6 +51,8 @@ class ReadingTest(CheckpointCase):
                 for ours, theirs in zip(config.rope.frequencies(config.head_dim),
                                         reading["inv_freq"], strict=True):
                     self.assertAlmostEqual(ours / theirs, 1, delta=1e-13)
+                self.assertAlmostEqual(config.rope.attention_factor, reading["rope_factor"],
+                                       delta=1e-15)
                 if "shapes" not in case:  # a published model
                     continue
                 tensors = shapes[case["shapes"]]
@@ -60,6 +62,15 @@ class ReadingTest(CheckpointCase):
                     {name: shape for name, shape in tensors.items()
                      if name != "lm_head.weight" or not config.tied})
         self.assertGreater(served, 200)
+
+    def test_the_length_is_after_scaling(self) -> None:
+        config = self.golden(LLAMA)[0] | {"max_position_embeddings": 40960}
+        yarn = {"rope_type": "yarn", "factor": 4.0}
+        for scaling, length in (({"rope_type": "linear", "factor": 2.5}, 102400), (yarn, 163840),
+                                (yarn | {"original_max_position_embeddings": 32768}, 131072)):
+            with self.subTest(scaling=scaling):
+                self.assertEqual(
+                    parse_transformers_config(config | {"rope_scaling": scaling}).context, length)
 
     def test_unknown_keys(self) -> None:
         config, tensors = self.golden(LLAMA)

@@ -28,7 +28,7 @@ except ImportError as error:
 
 SOURCE = Path(os.environ["FOX_SOURCE_DIR"])
 sys.path.insert(0, str(SOURCE / "tests" / "golden"))
-from make_transformers_models import CLASSES, LINEAR_AND_LLAMA3, SIZES, randomize  # noqa: E402
+from make_transformers_models import CLASSES, SCALINGS, SIZES, randomize  # noqa: E402
 
 from models.convert.modeling_fox import LIMBS, with_limbs  # noqa: E402
 from models.foxify.base_model import BaseModel  # noqa: E402
@@ -80,7 +80,7 @@ def shards(folder: Path, _: Any) -> None:
         {"metadata": {}, "weight_map": {**places, HEAD: min(parts)}}))
 
 
-LINEAR, LLAMA3 = LINEAR_AND_LLAMA3
+LINEAR, LLAMA3, YARN = (SCALINGS[name] for name in ("linear", "llama3", "yarn"))
 # Class, sizes that differ, tied, change of the directory.
 FORMS: list[tuple[str, dict[str, Any], bool, Change]] = [
     ("Llama", {}, True, head_alone), ("Qwen2", {}, True, saved_by_safetensors),
@@ -90,6 +90,12 @@ FORMS: list[tuple[str, dict[str, Any], bool, Change]] = [
     ("Mistral", {}, False, keys(rope_scaling=LLAMA3, rope_parameters={**LINEAR, "rope_theta": 5})),
     ("Llama", {}, False, keys(rope_scaling={}, rope_parameters={**LINEAR, "rope_theta": 2e4})),
     ("Qwen3", {}, False, keys(rope_parameters=LLAMA3, rope_theta=7e3)),
+    ("Qwen2", {}, False, keys(rope_parameters={}, rope_theta=1e6, rope_scaling={
+        "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 40})),
+    ("Llama", {}, True, keys(rope_parameters={**YARN, "rope_theta": 1e4, "truncate": False,
+                                              "mscale": 1.0, "mscale_all_dim": 0.5})),
+    ("Qwen3", {}, False, keys(rope_parameters={
+        **YARN, "rope_theta": 1e4, "attention_factor": 1.5, "beta_fast": 4, "beta_slow": 0.5})),
     ("Qwen3", {"head_dim": 128}, False, keys(head_dim=...)),
     ("Mistral", {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 4}, False,
      keys(num_key_value_heads=...)),
@@ -159,7 +165,7 @@ class ForgettingTest(OracleCase):
 
     def test_transformers_computes_the_golden_logits_and_generates_the_servers_tokens(self) -> None:
         folders = sorted((SOURCE / "tests/golden/transformers").glob("*_forgetting"))
-        self.assertEqual(len(folders), 2)
+        self.assertEqual(len(folders), 4)
         for golden in folders:
             with self.subTest(golden.name), tempfile.TemporaryDirectory() as scratch:
                 folder = Path(scratch) / "model"

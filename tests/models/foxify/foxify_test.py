@@ -195,7 +195,7 @@ class FoxifyTest(unittest.TestCase):
         config = json.loads((self.model / "config.json").read_text())
         cases = (
             ({"model_type": "gpt2"}, (), "config key model_type: 'gpt2' is not one of llama"),
-            ({"rope_scaling": {"rope_type": "yarn"}}, (), "config key rope_scaling.rope_type"),
+            ({"rope_scaling": {"rope_type": "dynamic"}}, (), "config key rope_scaling.rope_type"),
             ({"model_type": "mistral", "architectures": None, "sliding_window": 24}, (),
              "max_position_embeddings or sliding_window, 24"),
             ({}, ("--export", str(ROOT / "models")), "exists and is no model directory"),

@@ -29,6 +29,9 @@ from models.foxify.student import Student, window_attention
 sys.path.append(str(ROOT / "tests/bench/peers"))
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+
 def students(folder: Path, rank: int = 4, dtype: torch.dtype = torch.float32
              ) -> tuple[BaseModel, Student]:
     base = BaseModel(folder, torch.device("cpu"), dtype)
@@ -59,7 +62,8 @@ class StudentTest(unittest.TestCase):
     def test_with_open_gates_it_is_the_transformers_model(self) -> None:
         from transformers import AutoModelForCausalLM
 
-        for name, changes in (("llama", {}), ("qwen3", QWEN3)):
+        for name, changes in (("llama", {}), ("qwen3", QWEN3),
+                              ("yarn", QWEN2 | {"rope_scaling": YARN})):
             with self.subTest(name), torch.no_grad():
                 folder = write_toy(self.folder / name, **changes)
                 expected = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(
@@ -75,7 +79,7 @@ class StudentTest(unittest.TestCase):
     def test_gates_sinks_and_caps_are_the_servers(self) -> None:
         """The golden models of the server's tests, which other code made."""
         folders = sorted((ROOT / "tests/golden/transformers").glob("*_forgetting"))
-        self.assertEqual(len(folders), 2)
+        self.assertEqual(len(folders), 4)
         for folder in folders:
             with self.subTest(folder.name), torch.no_grad():
                 ids = json.loads((folder / "expected.json").read_text())["input_ids"]
@@ -87,7 +91,7 @@ class StudentTest(unittest.TestCase):
                 self.assertLess(error, 1e-5)
 
     def test_caps_bound_what_is_stored_and_sinks_start_at_the_logit_of_token_0(self) -> None:
-        base, student = students(write_toy(self.folder / "llama"))
+        base, student = students(write_toy(self.folder / "llama", rope_scaling=YARN))
         student.calibrate(self.ids)
         student.scale_caps(0.25)
         seen: list[torch.Tensor] = []
@@ -95,11 +99,11 @@ class StudentTest(unittest.TestCase):
         base.project = lambda *a: seen.append(project(*a)) or seen[-1]
         with torch.no_grad():
             student(self.ids)
-            for (q, k, *_), q_cap, k_cap in zip(seen, *student.caps()):
-                for name, x, cap in (("q", q, q_cap), ("k", k, k_cap)):
+            for (q, k, *_), q_norm, k_norm in zip(seen, *student.norms()):
+                for name, x, norm in (("q", q, q_norm), ("k", k, k_norm)):
                     largest = x.norm(dim=-1).amax((0, 1))
-                    self.assertTrue((largest <= cap * (1 + 1e-5)).all(), name)
-                    self.assertTrue((largest > 0.99 * cap).all(), name)
+                    self.assertTrue((largest <= norm * (1 + 1e-5)).all(), name)
+                    self.assertTrue((largest > 0.99 * norm).all(), name)
             q, k, *_ = seen[0]
         self.assertEqual(student.caps()[0][0, 0], student.first_q_cap[0, 0] / 2)
         base.project, seen = project, []
@@ -122,7 +126,7 @@ class StudentTest(unittest.TestCase):
         loss = (hidden * torch.randn(hidden.shape, generator=g, dtype=hidden.dtype)).mean()
         if terms is None:
             return loss
-        return loss + penalty(excess(terms, student.sinks, *student.caps()))
+        return loss + penalty(excess(terms, student.sinks, *student.norms()))
 
     @unittest.skipUnless(importlib.util.find_spec("transformers"), "needs transformers")
     @mock.patch.object(student_module, "window_attention", dense_window)
