@@ -44,9 +44,11 @@ _MODULES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+# llama.cpp reads the two factors in other architectures alone.
 _WITHOUT_EFFECT = (
-    "rope.scaling.original_context_length",
     "rope.scaling.finetuned",
+    "rope.scaling.yarn_ext_factor",
+    "rope.scaling.yarn_attn_factor",
     "tensor_data_layout",
 )
 # LLaMA 3's RoPE scaling: low, high, original context. GGUF stores only the factors that result.
@@ -220,17 +222,33 @@ def _config(keys: _Keys, tensors: dict[str, GgufTensor]) -> dict[str, Any]:
 
 
 def _rope_scaling(keys: _Keys) -> dict[str, Any] | None:
-    """Linear RoPE scaling, or None, from the keys of the architecture."""
+    """Linear or YaRN RoPE scaling, or None, from the keys of the architecture."""
     kind = keys.of_model("rope.scaling.type", str, "none")
     factor = keys.of_model("rope.scaling.factor", float, 1.0)
-    if kind not in ("none", "linear"):
+    yarn = _yarn_parameters(keys)
+    if kind not in ("none", "linear", "yarn"):
         raise Refusal(
             f"key {keys.architecture}.rope.scaling.type: {kind!r} is not supported; there are "
-            "none, linear, and llama3 by the tensor rope_freqs.weight"
+            "none, linear, yarn, and llama3 by the tensor rope_freqs.weight"
         )
-    if kind == "none" or factor == 1:
+    if kind == "none" or (kind == "linear" and factor == 1):
         return None
-    return {"rope_type": "linear", "factor": factor}
+    return {"rope_type": kind, "factor": factor} | (yarn if kind == "yarn" else {})
+
+
+def _yarn_parameters(keys: _Keys) -> dict[str, Any]:
+    """YaRN's parameters as config.json names them, without those that the file leaves out.
+
+    yarn_log_multiplier is mscale_all_dim beside an mscale of 1.
+    """
+    if keys.of_model("rope.scaling.attn_factor", float, 1.0) != 1:
+        raise Refusal(f"key {keys.architecture}.rope.scaling.attn_factor: only 1 is supported")
+    found = {name: keys.of_model(f"rope.scaling.{key}", kind, kind()) for name, key, kind in (
+        ("original_max_position_embeddings", "original_context_length", int),
+        ("beta_fast", "yarn_beta_fast", float), ("beta_slow", "yarn_beta_slow", float),
+        ("mscale_all_dim", "yarn_log_multiplier", float))}
+    given = {name: value for name, value in found.items() if value}
+    return given | ({"mscale": 1.0} if "mscale_all_dim" in given else {})
 
 
 def _llama3_scaling(config: dict[str, Any], tensor: GgufTensor) -> dict[str, Any] | None:

@@ -181,7 +181,23 @@ class ConversionTest(GgufCase):
         linear = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
         llama3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
                   "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+        yarn = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0,
+                "llama.rope.scaling.original_context_length": 32768}
+        betas = {"llama.rope.scaling.yarn_beta_fast": 16.0,
+                 "llama.rope.scaling.yarn_beta_slow": 0.7}
+        unread = {"llama.rope.scaling.yarn_attn_factor": 0.5, "llama.rope.scaling.finetuned": True,
+                  "llama.rope.scaling.yarn_ext_factor": 0.5}
+        log = {"llama.rope.scaling.yarn_log_multiplier": 0.707}
+        read = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
         for keys, factor, want in ((linear, None, {"rope_type": "linear", "factor": 4.0}),
+                                   (yarn | unread, None, read),
+                                   (yarn | betas, None, read | {"beta_fast": 16.0,
+                                                                "beta_slow": 0.7}),
+                                   (yarn | log, None, read | {"mscale": 1.0,
+                                                              "mscale_all_dim": 0.707}),
+                                   ({"llama.rope.scaling.type": "yarn"}, None,
+                                    {"rope_type": "yarn", "factor": 1.0}),
+                                   (yarn | {"llama.rope.scaling.type": "none"}, None, None),
                                    ({}, 8.0, llama3), ({}, 1.0, None)):
             with self.subTest(want=want):
                 tensors = self.tensors("llama")
@@ -327,7 +343,9 @@ class RefusalTest(GgufCase):
         tensors = self.tensors("llama")
         for key, value, reason in (
             ("llama.expert_count", 8, "key llama.expert_count"),
-            ("llama.rope.scaling.type", "yarn", "'yarn' is not supported; there are none, linear"),
+            ("llama.rope.scaling.type", "longrope",
+             "'longrope' is not supported; there are none, linear, yarn"),
+            ("llama.rope.scaling.attn_factor", 0.5, "attn_factor: only 1 is supported"),
             ("llama.attention.head_count", 0, "0 heads of 256"),
             ("llama.block_count", "2", "key llama.block_count"),
             ("llama.attention.value_length", 32, "only 64 is supported"),
