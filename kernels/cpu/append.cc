@@ -333,6 +333,7 @@ void CpuOps::BeginStep(const BatchView& batch, const PagedKv& kv, Stream) {
     }
     if (!rows.draft) kv.length[rows.slot] = rows.position + rows.count;
   }
+  losses_.assign(static_cast<size_t>(batch.num_rows * kv.shape.heads_per_slot()), {});
   if (audit_ != nullptr) audit_->BeginStep(batch, kv);
 }
 

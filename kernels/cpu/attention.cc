@@ -15,6 +15,7 @@
 #include "kernels/cpu/page_access.h"
 #include "kernels/cpu/row_blocks.h"
 #include "kernels/paging/acp.h"
+#include "kernels/paging/lost_mass.h"
 
 namespace fox {
 namespace {
@@ -73,11 +74,12 @@ struct HeadRow {
 template <typename T, typename P>
 class BlockAttention {
  public:
-  // `audit` may be null.
+  // `losses`: [num_rows, q_heads], of rows that lost something. `audit` may be null.
   BlockAttention(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,
-                 const RowBlock& block, int kv_head, MassAudit* audit)
+                 const RowBlock& block, int kv_head, HeadLoss* losses, MassAudit* audit)
       : params_(params),
         kv_(kv),
+        losses_(losses),
         audit_(audit),
         block_(block),
         kv_head_(kv_head),
@@ -88,6 +90,7 @@ class BlockAttention {
         page_(static_cast<int>(block.position / kPageTokens)),
         log_eps_(params.acp == AcpMode::kOff ? -std::numeric_limits<double>::infinity()
                                              : batch.log_tolerance[block.seq]),
+        first_held_(FirstHeld()),
         wide_(WidePage<T>::OfThread(d_)),
         out_(static_cast<size_t>(block.count) * static_cast<size_t>(kv.shape.group()) *
              static_cast<size_t>(PaddedDim(d_))) {}
@@ -157,15 +160,49 @@ class BlockAttention {
     int high = page_;
     while (low < high) {
       const int middle = low + (high - low) / 2;
-      const double log_mass_bound =
-          kv_.log_mass_bound[kv_.SummaryIndex(table_[middle], w.head_in_group)];
-      if (MayDrop(log_mass_bound, threshold, log_eps_)) {
+      if (MayDrop(LogMassBound(middle, w.head_in_group), threshold, log_eps_)) {
         low = middle + 1;
       } else {
         high = middle;
       }
     }
     return low;
+  }
+
+  // E of a full page.
+  double LogMassBound(int page, int head_in_group) const {
+    return kv_.log_mass_bound[kv_.SummaryIndex(table_[page], head_in_group)];
+  }
+
+  // The first page that page ends before the rows' page leave, in this step or before (evict.cc).
+  int FirstHeld() const {
+    int low = kv_.first_live[list_];
+    if (!std::isfinite(log_eps_)) return low;
+    for (int high = page_ - 1; low < high;) {
+      const int middle = low + (high - low) / 2;
+      if (IsEvicted(middle)) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    return low;
+  }
+
+  // By the end of the page before the rows' page.
+  bool IsEvicted(int page) const {
+    for (int g = 0; g < kv_.shape.group(); ++g) {
+      const int64_t before = kv_.SummaryIndex(table_[page_ - 1], g);
+      const int head = kv_head_ * kv_.shape.group() + g;
+      const double c =
+          UpperCumulativeGate(kv_.page_cum_log_f[before],
+                              static_cast<double>(kv_.LogFOffsets<T>(before)[kPageTokens - 1]));
+      const double threshold =
+          PageThreshold(params_.acp, kv_.log_denominator_bound[before], c,
+                        params_.bound.self_logit_bound[head], params_.bound.max_logit_bound[head]);
+      if (!MayDrop(LogMassBound(page, g), threshold, log_eps_)) return false;
+    }
+    return true;
   }
 
   double Threshold(const HeadRow<T>& w) const {
@@ -182,8 +219,7 @@ class BlockAttention {
     const double rounding =
         RowRounding(d_, MaxNormProduct(params_.bound, w.head), w.c,
                     kv_.page_cum_log_f[kv_.SummaryIndex(table_[w.last], w.head_in_group)]);
-    w.stopped = MayStop(kv_.log_mass_bound[kv_.SummaryIndex(table_[n], w.head_in_group)], w.c,
-                        log_z, rounding, log_eps_);
+    w.stopped = MayStop(LogMassBound(n, w.head_in_group), w.c, log_z, rounding, log_eps_);
     return w.stopped;
   }
 
@@ -202,10 +238,34 @@ class BlockAttention {
       T* out = params_.out.Row<T>(w.batch_row) + static_cast<int64_t>(w.head) * d_;
       const T scale = T(1) / w.row.sum;
       for (int m = 0; m < d_; ++m) out[m] = w.row.out[m] * scale;
+      if (first_held_ > 0) LossOf(w) = {LogLostMassOf(w), LogInverseNorm(out)};
       Transform(w.batch_row, static_cast<int64_t>(w.head) * d_, out);
       if (params_.lse.empty()) continue;
       params_.lse.Row<T>(w.batch_row)[w.head] = w.row.max + std::log(w.row.sum);
     }
+  }
+
+  HeadLoss& LossOf(const HeadRow<T>& w) const {
+    return losses_[w.batch_row * kv_.shape.q_heads + w.head];
+  }
+
+  double LogLostMassOf(const HeadRow<T>& w) const {
+    double evicted = kv_.evicted_log_mass[kv_.HeadIndex(slot_, params_.layer, w.head)];
+    if (first_held_ > kv_.first_live[list_]) {
+      evicted = EvictedLogMass(params_.acp, LogMassBound(first_held_ - 1, w.head_in_group),
+                               params_.bound.max_logit_bound[w.head]);
+    }
+    const double log_z = static_cast<double>(w.row.max) + std::log(static_cast<double>(w.row.sum));
+    return LogLostMass(evicted, w.c, log_z,
+                       RowRounding(d_, MaxNormProduct(params_.bound, w.head), w.c, 0), log_eps_);
+  }
+
+  // Of an output before its norm.
+  double LogInverseNorm(const T* out) const {
+    double square = d_ * params_.transform.eps;
+    for (int m = 0; m < d_; ++m)
+      square += static_cast<double>(out[m]) * static_cast<double>(out[m]);
+    return -std::log(square) / 2;
   }
 
   // The output norm and gate of a head, whose first column is given.
@@ -221,7 +281,8 @@ class BlockAttention {
       const int64_t position = block_.position + (w.batch_row - block_.first_row);
       audit_->CheckRow(kv_, list_, w.head_in_group, position, w.row.q,
                        static_cast<double>(Sink(w.head)),
-                       static_cast<int64_t>(w.last) * kPageTokens, log_eps_);
+                       static_cast<int64_t>(w.last) * kPageTokens, log_eps_,
+                       int64_t{first_held_} * kPageTokens, LossOf(w).log_mass);
     }
   }
 
@@ -233,6 +294,7 @@ class BlockAttention {
 
   const AttentionParams& params_;
   const PagedKv& kv_;
+  HeadLoss* const losses_;
   MassAudit* const audit_;
   const RowBlock& block_;
   const int kv_head_, d_, slot_;
@@ -240,6 +302,7 @@ class BlockAttention {
   const int32_t* table_;
   const int page_;  // the rows' own page
   const double log_eps_;
+  const int first_held_;
   WidePage<T>& wide_;
   std::vector<T> out_;
   std::vector<HeadRow<T>> rows_;
@@ -262,13 +325,14 @@ void CpuOps::Attention(const BatchView& batch, const AttentionParams& params, co
   FOX_CHECK(params.lse.empty() || params.lse.cols == kv.shape.q_heads);
   const std::vector<RowBlock> blocks = SplitIntoBlocks(batch);
   const int64_t heads = kv.shape.kv_heads;
+  HeadLoss* const losses = losses_.data() + params.layer * batch.num_rows * kv.shape.q_heads;
   const int64_t count = static_cast<int64_t>(blocks.size()) * heads;
   DispatchPageType(kv.shape.dtype, [&](auto wide, auto page) {
     pool_.ForEach(count, true, [&](int64_t i) {
       // The last blocks see the most pages: longest first balances best.
       const RowBlock& block = blocks[static_cast<size_t>((count - 1 - i) / heads)];
       BlockAttention<decltype(wide), decltype(page)> attention(
-          batch, params, kv, block, static_cast<int>(i % heads), audit_.get());
+          batch, params, kv, block, static_cast<int>(i % heads), losses, audit_.get());
       const auto [total, skipped] = attention.Run();
       AddTo(params.blocks_total, block.seq, total);
       AddTo(params.blocks_pruned, block.seq, skipped);

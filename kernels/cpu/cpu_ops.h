@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/mass_audit.h"
@@ -17,6 +18,12 @@ struct CpuOptions {
   bool plain_gemm = false;    // row-independent matrix products; always so for f64
   int threads = 0;            // 0: one per core that the process may use
   std::shared_ptr<MassAudit> audit = MakeDebugAudit();  // null: none
+};
+
+// What a row of a head lost, as Attention leaves it for Evict; 1 / |o| of the output before its
+// norm.
+struct HeadLoss {
+  double log_mass = kNoMass, log_inverse_norm = 0;
 };
 
 class CpuOps : public Ops {
@@ -54,11 +61,15 @@ class CpuOps : public Ops {
   void Score(const ScoreParams& params, Stream stream) override;
 
  private:
+  LostMass LostMassOf(const BatchView& batch, const EvictParams& params, const PagedKvShape& shape,
+                      int seq) const;
+
   const DType residual_dtype_;
   ThreadPool pool_;
   std::unique_ptr<Gemm> gemm_;
   BlockGemm block_gemm_;
-  Buffer scratch_;  // rows on their way into or out of a product
+  Buffer scratch_;                // rows on their way into or out of a product
+  std::vector<HeadLoss> losses_;  // [layers, num_rows, q_heads] of the step
   std::shared_ptr<MassAudit> audit_;
 };
 

@@ -48,6 +48,12 @@ int64_t EvictList(const EvictParams& params, const PagedKv& kv, int slot, int64_
     if (!MayDrop(evicted_mass, 0, log_eps)) break;
     kv.max_log_evicted_mass[list] = std::max(kv.max_log_evicted_mass[list], evicted_mass);
     if (largest != nullptr) *largest = std::max(*largest, evicted_mass);
+    for (int g = 0; g < kv.shape.group(); ++g) {
+      const int64_t head = kv_head * kv.shape.group() + g;
+      kv.evicted_log_mass[kv.HeadIndex(slot, 0, 0) + head] =
+          EvictedLogMass(params.acp, kv.log_mass_bound[kv.SummaryIndex(table[first], g)],
+                         params.max_logit_bound[head]);
+    }
     DropPage(kv, slot, table[first]);
     ++first;
     ++freed;
@@ -57,8 +63,30 @@ int64_t EvictList(const EvictParams& params, const PagedKv& kv, int slot, int64_
 
 }  // namespace
 
+// The sequence's rows, heads and layers in order.
+LostMass CpuOps::LostMassOf(const BatchView& batch, const EvictParams& params,
+                            const PagedKvShape& shape, int seq) const {
+  LostMass lost;
+  for (int64_t row = batch.row_begin[seq]; row < batch.row_begin[seq + 1]; ++row) {
+    for (int64_t head = 0; head < shape.heads_per_slot(); ++head) {
+      const int64_t layer = head / shape.q_heads;
+      const HeadLoss& loss = losses_[static_cast<size_t>(
+          (layer * batch.num_rows + row) * shape.q_heads + head % shape.q_heads)];
+      if (!(loss.log_mass > kNoMass)) continue;
+      lost.Add(loss.log_mass,
+               params.log_max_value == nullptr
+                   ? kNoMass
+                   : loss.log_mass + params.log_max_value[head] + loss.log_inverse_norm);
+    }
+  }
+  return lost;
+}
+
 void CpuOps::Evict(const BatchView& batch, const EvictParams& params, const PagedKv& kv, Stream) {
   if (params.acp == AcpMode::kOff) return;
+  for (int seq = 0; params.lost_mass != nullptr && seq < batch.num_seqs; ++seq) {
+    params.lost_mass[seq] = LostMassOf(batch, params, kv.shape, seq);
+  }
   FOX_CHECK(params.self_logit_bound != nullptr && params.max_logit_bound != nullptr);
   DispatchPageType(kv.shape.dtype, [&](auto wide, auto) {
     for (int seq = 0; seq < batch.num_seqs; ++seq) {
@@ -95,6 +123,7 @@ void CpuOps::Release(const int32_t* slots, int count, const PagedKv& kv, Stream)
     const int64_t state = kv.HeadIndex(slots[i], 0, 0);
     const int64_t heads = shape.heads_per_slot();
     std::fill_n(kv.cum_log_f + kv.HeadIndex(kv.After(slots[i], 0), 0, 0), heads, 0.0);
+    std::fill_n(kv.evicted_log_mass + state, heads, kNoMass);
     std::fill_n(kv.log_mass + state, heads, kNoMass);
     std::fill_n(kv.decay_sum + state, heads, 0.0);
     std::fill_n(kv.key_sum + state * shape.head_dim, heads * shape.head_dim, 0.0);

@@ -14,6 +14,11 @@ double MassAudit::max_excess() const {
   return max_excess_;
 }
 
+double MassAudit::max_bound_excess() const {
+  const std::lock_guard lock(mutex_);
+  return max_bound_excess_;
+}
+
 int64_t MassAudit::rows_checked() const {
   const std::lock_guard lock(mutex_);
   return rows_checked_;
@@ -71,10 +76,11 @@ double* MassAudit::GatesAt(const PagedKv& kv, int64_t list, int64_t position) {
 }
 
 void MassAudit::Check(const PagedKv& kv, int64_t list, int head_in_group, int64_t position,
-                      const double* query, double sink, int64_t first_seen, double log_eps) {
+                      const double* query, double sink, int64_t first_seen, double log_eps,
+                      int64_t first_held, double log_lost_mass) {
   const List& history = ListOf(kv, list);
   if (!history.complete) return;
-  FOX_CHECK(first_seen >= 0 && first_seen <= position);
+  FOX_CHECK(first_seen >= 0 && first_seen <= position && first_held <= first_seen);
   const int d = kv.shape.head_dim, group = kv.shape.group();
   const double* gates = history.c.data() + head_in_group;
   const double root_d = std::sqrt(static_cast<double>(d));
@@ -84,12 +90,16 @@ void MassAudit::Check(const PagedKv& kv, int64_t list, int head_in_group, int64_
     terms[static_cast<size_t>(j)] = product / root_d + (gates[position * group] - gates[j * group]);
   }
   const int count = static_cast<int>(terms.size());
-  const double lost = LogSumExp(terms.data(), static_cast<int>(first_seen));
-  const double excess = lost - LogAddExp(LogSumExp(terms.data(), count), sink) - log_eps;
+  const double log_z = LogAddExp(LogSumExp(terms.data(), count), sink);
+  const double excess = LogSumExp(terms.data(), static_cast<int>(first_seen)) - log_z - log_eps;
+  const double evicted =
+      first_held == 0 ? kNoMass : LogSumExp(terms.data(), static_cast<int>(first_held)) - log_z;
+  const double bound_excess = first_held == 0 ? kNoMass : evicted - log_lost_mass;
   // A NaN in the inputs reaches every logit and says nothing about pruning.
-  FOX_CHECK(on_breach_ == OnBreach::kRecord || !(excess > 0));
+  FOX_CHECK(on_breach_ == OnBreach::kRecord || !(excess > 0 || bound_excess > 0));
   const std::lock_guard lock(mutex_);
   max_excess_ = std::max(max_excess_, excess);
+  max_bound_excess_ = std::max(max_bound_excess_, bound_excess);
   ++rows_checked_;
 }
 

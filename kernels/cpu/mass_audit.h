@@ -27,6 +27,9 @@ class MassAudit {
   // The largest log(lost mass) - log eps of any row; above 0 the promise is broken. kNoMass where
   // no row lost anything.
   double max_excess() const;
+  // The largest log(mass lost to evicted pages) less the row's own bound; above 0 the bound is
+  // wrong.
+  double max_bound_excess() const;
   // (row, query head) pairs that lost something.
   int64_t rows_checked() const;
 
@@ -40,13 +43,16 @@ class MassAudit {
   double* KeyAt(const PagedKv& kv, int64_t list, int64_t position);
   double* GatesAt(const PagedKv& kv, int64_t list, int64_t position);
   // A row that saw the keys from `first_seen` on and the sink, kNoMass where there is none; q
-  // [head_dim].
+  // [head_dim]. The mass of the keys before `first_held`, which are evicted, is claimed to be
+  // exp(log_lost_mass) at most.
   template <typename T>
   void CheckRow(const PagedKv& kv, int64_t list, int head_in_group, int64_t position, const T* q,
-                double sink, int64_t first_seen, double log_eps) {
+                double sink, int64_t first_seen, double log_eps, int64_t first_held,
+                double log_lost_mass) {
     if (first_seen == 0) return;
     const std::vector<double> query(q, q + kv.shape.head_dim);
-    Check(kv, list, head_in_group, position, query.data(), sink, first_seen, log_eps);
+    Check(kv, list, head_in_group, position, query.data(), sink, first_seen, log_eps, first_held,
+          log_lost_mass);
   }
 
  private:
@@ -60,12 +66,13 @@ class MassAudit {
   // The first of the slot's lists; the others follow it.
   std::vector<List>::iterator ListsOf(const PagedKv& kv, int32_t slot);
   void Check(const PagedKv& kv, int64_t list, int head_in_group, int64_t position,
-             const double* query, double sink, int64_t first_seen, double log_eps);
+             const double* query, double sink, int64_t first_seen, double log_eps,
+             int64_t first_held, double log_lost_mass);
 
   const OnBreach on_breach_;
   std::map<const int64_t*, std::vector<List>> caches_;  // by PagedKv::length, then by list
   mutable std::mutex mutex_;
-  double max_excess_ = kNoMass;
+  double max_excess_ = kNoMass, max_bound_excess_ = kNoMass;
   int64_t rows_checked_ = 0;
 };
 

@@ -47,6 +47,7 @@ void CpuOps::Share(int32_t from, int32_t to, const PagedKv& kv, Stream) {
     }
     kv.cum_log_f[kv.HeadIndex(kv.After(to, end), 0, 0) + h] = c;
   }
+  CopySlot(kv.evicted_log_mass, heads, from, to);
   CopySlot(kv.log_mass, heads, from, to);
   CopySlot(kv.decay_sum, heads, from, to);
   CopySlot(kv.key_sum, heads * shape.head_dim, from, to);

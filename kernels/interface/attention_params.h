@@ -6,6 +6,7 @@
 #include "kernels/core/activation.h"
 #include "kernels/core/matrix_view.h"
 #include "kernels/paging/acp.h"
+#include "kernels/paging/lost_mass.h"
 
 namespace fox {
 
@@ -97,6 +98,12 @@ struct EvictParams {
   int64_t* pages_evicted = nullptr;  // [num_seqs], added to, or null
   // [num_seqs], raised to the largest evicted-mass bound, or null
   double* max_log_evicted_mass = nullptr;
+  const double* max_norm_product = nullptr;  // [layers, q_heads], as in QueryBound
+  // [layers, q_heads] The log of the largest ||v||, where an output norm follows; else null.
+  const double* log_max_value = nullptr;
+  // [num_seqs] Set to what the sequence's rows lost to pages that page ends before their own page
+  // have evicted, or null. REQUIRES: Attention of the step's rows in all layers.
+  LostMass* lost_mass = nullptr;
 };
 
 }  // namespace fox

@@ -56,6 +56,7 @@ PagedKvStorage::PagedKvStorage(const PagedKvShape& shape, Ops& ops, const PoolWo
   view_.first_live = Allocate<int32_t>(ops, lists);
   view_.length = Allocate<int64_t>(ops, shape.max_slots);
   view_.max_log_evicted_mass = Allocate<double>(ops, lists);
+  view_.evicted_log_mass = Allocate<double>(ops, heads);
   view_.cum_log_f = Allocate<double>(ops, heads * shape.history);
   view_.log_mass = Allocate<double>(ops, heads);
   view_.decay_sum = Allocate<double>(ops, heads);

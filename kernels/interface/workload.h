@@ -17,6 +17,7 @@ struct Workload {
   // multiple of 32.
   int64_t max_rows = 0;
   int64_t max_seqs = 0;
+  bool prunes = true;  // false: AcpMode::kOff alone
 };
 
 }  // namespace fox

@@ -130,6 +130,11 @@ FOX_HOST_DEVICE inline double CertifiedLogMassBound(double log_mass, double last
   return mass - c_last + kSumRounding * (std::fabs(mass) + std::fabs(c_last));
 }
 
+// PagedKv::evicted_log_mass from E of the last evicted page; `u`: U, which E leaves out of `paper`.
+FOX_HOST_DEVICE inline double EvictedLogMass(AcpMode acp, double log_mass_bound, double u) {
+  return acp == AcpMode::kPaper ? log_mass_bound + u : log_mass_bound;
+}
+
 // E of a page, at least E of the page before (or of all pages so far). In exact arithmetic E rises;
 // rounding must not make it fall, so that a search for a boundary finds the same one wherever it
 // begins. A NaN stays.

@@ -121,6 +121,9 @@ struct PagedKv {
   int64_t* length = nullptr;      // [max_slots] tokens appended, but for drafts; in all layers
   double* max_log_evicted_mass =
       nullptr;  // [max_slots, layers, kv_heads] certificate: largest evicted-mass bound
+  // [max_slots, layers, q_heads] The log of a bound on the mass of all evicted pages, relative to
+  // c: E of the last of them, under `paper` plus U; -infinity: none.
+  double* evicted_log_mass = nullptr;
 
   // Running state, by (slot, layer, query head); accumulated at page ends, except c.
   double* cum_log_f = nullptr;  // cumulative log gate of the last token; by After

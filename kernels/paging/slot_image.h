@@ -33,7 +33,7 @@ struct SlotImageLayout {
     int64_t bytes;   // of one slot, or of one page
     int64_t offset;  // in the state, or in a page of the image
   };
-  static constexpr int kMaxState = 11, kPageArrays = 7;
+  static constexpr int kMaxState = 12, kPageArrays = 7;
   static constexpr int kHeader = 2;  // the first of `state`: length and first_live
 
   explicit SlotImageLayout(const PagedKv& kv) {
@@ -44,6 +44,7 @@ struct SlotImageLayout {
     AddState(kv.length, sizeof(int64_t));
     AddState(kv.first_live, lists * static_cast<int64_t>(sizeof(int32_t)));
     AddState(kv.max_log_evicted_mass, lists * kDouble);
+    AddState(kv.evicted_log_mass, heads * kDouble);
     AddState(kv.cum_log_f, heads * kDouble * shape.history);
     AddState(kv.log_mass, heads * kDouble);
     AddState(kv.decay_sum, heads * kDouble);

@@ -181,6 +181,25 @@ PagedKvShape ShapeFor(const HeadShape& heads, int64_t length, DType dtype, int s
   return shape;
 }
 
+// EvictParams's, where an output norm follows, with what pages of 8 bits add to a value.
+std::vector<double> LogMaxValues(const HeadInputs& in) {
+  const HeadShape& shape = in.shape;
+  if (!shape.output_norm) return {};
+  std::vector<double> logs;
+  for (int head = 0; head < shape.q_heads; ++head) {
+    const int64_t column =
+        shape.hidden() + shape.kv() + head / (shape.q_heads / shape.kv_heads) * shape.head_dim;
+    double largest = in.length == 0 ? 1 : 0;  // any, for constants without rows
+    for (int64_t row = 0; row < in.length; ++row) {
+      double square = 0;
+      for (int m = 0; m < shape.head_dim; ++m) square += std::pow(in.at(row, column + m), 2);
+      largest = std::max(largest, square);
+    }
+    logs.push_back(std::log(ProductInflation(in.pages)) + std::log(largest) / 2);
+  }
+  return logs;
+}
+
 // The parameter structs of one run, with the arrays that they point to.
 struct HeadRun::Parameters {
   Parameters(Ops& ops, const PagedKvShape& shape, const HeadInputs& in, const RunOptions& options)
@@ -194,7 +213,8 @@ struct HeadRun::Parameters {
         k_cap(UploadRaw(ops, in.k_cap)),
         diagonal(UploadRaw(ops, in.bound_diagonal)),
         self_logit_bound(UploadRaw(ops, in.self_logit_bound)),
-        max_logit_bound(UploadRaw(ops, in.max_logit_bound)) {
+        max_logit_bound(UploadRaw(ops, in.max_logit_bound)),
+        log_max_value(UploadRaw(ops, LogMaxValues(in))) {
     bound.diagonal = diagonal.as<float>();
     bound.scale = kKeyNormInflation;
     bound.self_logit_bound = self_logit_bound.as<double>();
@@ -235,9 +255,19 @@ struct HeadRun::Parameters {
     return attention;
   }
 
+  EvictParams Evict(int64_t* pages_evicted, void* lost_mass) const {
+    return {.acp = append.acp,
+            .self_logit_bound = bound.self_logit_bound,
+            .max_logit_bound = bound.max_logit_bound,
+            .pages_evicted = pages_evicted,
+            .max_norm_product = bound.max_norm_product,
+            .log_max_value = log_max_value.as<double>(),
+            .lost_mass = static_cast<LostMass*>(lost_mass)};
+  }
+
   DType wide;
   Buffer q_norm, k_norm, output_norm, frequency, sink, q_cap, k_cap, diagonal, self_logit_bound,
-      max_logit_bound;
+      max_logit_bound, log_max_value;
   QueryBound bound;
   AppendParams append;
 };
@@ -282,6 +312,7 @@ HeadRun::Result HeadRun::Step(const std::vector<StepRows>& sequences,
   const int64_t stride = (columns + 7) / 8 * 8;  // rows start at 16 bytes
   const Buffer out = ops_.Allocate(static_cast<size_t>(rows * hidden) * SizeOf(narrow));
   const Buffer lse = ops_.Allocate(static_cast<size_t>(rows * heads) * SizeOf(wide));
+  const Buffer lost = UploadRaw(ops_, std::vector<LostMass>(static_cast<size_t>(seqs)));
   const Buffer counters = UploadRaw(ops_, std::vector<int64_t>(static_cast<size_t>(3 * seqs), 0));
   int64_t* counter = counters.as<int64_t>();
   ops_.BeginStep(batch, kv_, nullptr);
@@ -310,9 +341,9 @@ HeadRun::Result HeadRun::Step(const std::vector<StepRows>& sequences,
     result.out.insert(result.out.end(), outputs.begin(), outputs.end());
     result.lse.insert(result.lse.end(), sums.begin(), sums.end());
   }
-  ops_.Evict(batch,
-             {p.append.acp, p.bound.self_logit_bound, p.bound.max_logit_bound, counter + 2 * seqs},
-             kv_, nullptr);
+  ops_.Evict(batch, p.Evict(counter + 2 * seqs, attend ? lost.data() : nullptr), kv_, nullptr);
+  result.lost_mass.resize(sequences.size());
+  ops_.CopyToHost(lost.data(), lost.bytes(), result.lost_mass.data(), nullptr);
   for (auto* counts : {&result.blocks_total, &result.blocks_pruned, &result.pages_evicted}) {
     counts->resize(sequences.size());
     ops_.CopyToHost(counter, sequences.size() * sizeof(int64_t), counts->data(), nullptr);
@@ -342,6 +373,7 @@ HeadOutputs RunHeads(Ops& ops, PagedKvStorage& storage, const HeadInputs& in,
     result.blocks_total += step.blocks_total[0];
     result.blocks_pruned += step.blocks_pruned[0];
     result.pages_evicted += step.pages_evicted[0];
+    result.lost_mass.Add(step.lost_mass[0]);
     position += count;
   }
   const auto kv_heads = static_cast<size_t>(in.shape.kv_heads);

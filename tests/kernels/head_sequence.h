@@ -89,6 +89,7 @@ struct HeadOutputs {
   int64_t blocks_total = 0, blocks_pruned = 0, pages_evicted = 0;
   std::vector<int32_t> first_live;           // [kv_heads] at the end
   std::vector<double> max_log_evicted_mass;  // [kv_heads]
+  LostMass lost_mass;
 
   // The results that must be equal in all bits for equal keys and values, in any chunks and types
   // of pages.
@@ -127,6 +128,7 @@ class HeadRun {
     // [layers, rows, hidden] and [layers, rows, q_heads]; zeros without attention.
     std::vector<double> out, lse;
     std::vector<int64_t> blocks_total, blocks_pruned, pages_evicted;  // [num_seqs]
+    std::vector<LostMass> lost_mass;                                  // [num_seqs]; of attention
   };
   // `projection`: of all rows.
   Result Step(const std::vector<StepRows>& sequences, const std::vector<double>& projection,

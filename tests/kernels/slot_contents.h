@@ -59,6 +59,7 @@ Contents SlotContents(const PagedKv& kv, int slot, bool keys_by_dimension, const
   add("length", kv.length, slot, 1);
   add_lists("first_live", kv.first_live, 1);
   add_lists("max_log_evicted_mass", kv.max_log_evicted_mass, 1);
+  add_lists("evicted_log_mass", kv.evicted_log_mass, group);
   add_lists("cum_log_f", kv.cum_log_f, group);
   add_lists("log_mass", kv.log_mass, group);
   add_lists("decay_sum", kv.decay_sum, group);

@@ -1,8 +1,8 @@
 // The promise of ACP, tested from outside: the keys that a row does not see weigh at most eps. In
 // float64 the log-sum-exp with and without pruning gives the dropped mass of every row exactly:
 // dropped = 1 - exp(lse_pruned - lse_full). Where pages are rounded, MassAudit recomputes it from
-// the pages' contents. The second half are checkpoints made to break the promise by rounding
-// (kernels/docs/acp.md section 3).
+// the pages' contents; and each row's own bound on what it lost to evicted pages. The second half
+// are checkpoints made to break the promise by rounding (kernels/docs/acp.md section 3).
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -20,6 +20,7 @@ namespace {
 struct Dropped {
   double largest = 0;  // over rows and heads
   double certificate = -HUGE_VAL;
+  double bound_excess = -HUGE_VAL;  // of what a row lost to evicted pages over its own bound
   int64_t evicted = 0;
   HeadOutputs pruned;
 };
@@ -35,10 +36,11 @@ constexpr DType kPages[] = {DType::kF64, DType::kE4M3};
 
 Dropped Measure(HeadInputs inputs, AcpMode acp, DType dtype, double log_tolerance = -10) {
   const auto audit = std::make_shared<MassAudit>(MassAudit::OnBreach::kRecord);
-  CpuOps ops({.audit = dtype == DType::kF64 ? nullptr : audit});
+  CpuOps ops({.audit = audit});
   if (!inputs.bound_diagonal.empty()) SetBounds(inputs, dtype);
   Dropped result;
   result.pruned = Prune(ops, inputs, acp, dtype, log_tolerance);
+  result.bound_excess = audit->max_bound_excess();
   if (dtype == DType::kF64) {
     const HeadOutputs full = RunHeads(ops, inputs, {.dtype = DType::kF64});
     for (size_t i = 0; i < full.lse.size(); ++i) {
@@ -57,6 +59,8 @@ Dropped Measure(HeadInputs inputs, AcpMode acp, DType dtype, double log_toleranc
 void ExpectPromise(const Dropped& dropped, double log_tolerance = -10) {
   EXPECT_LE(dropped.largest, std::exp(log_tolerance));
   EXPECT_LE(dropped.certificate, log_tolerance);
+  EXPECT_LE(dropped.bound_excess, 0);
+  EXPECT_LE(dropped.pruned.lost_mass.max_log, log_tolerance);
 }
 
 const double kEps = std::exp(-10);
