@@ -6,6 +6,7 @@
 #include "kernels/core/check.h"
 #include "kernels/cuda/append/append.h"
 #include "kernels/cuda/attention/decode/decode.h"
+#include "kernels/cuda/attention/lost_mass.h"
 #include "kernels/cuda/attention/prefill/prefill.h"
 #include "kernels/cuda/attention/prune_boundary.h"
 #include "kernels/cuda/cuda_state.h"
@@ -57,6 +58,29 @@ cudaError_t Prefill(const CudaState& state, const BatchView& batch, const Attent
     if (attended != cudaSuccess) return attended;
   }
   return cudaSuccess;
+}
+
+// Splits over keys: none if no loop is long enough.
+template <typename Take>
+void ReserveKeySplits(const Workload& load, cuda::StepSchedule& schedule, const Take& take) {
+  const PagedKvShape& shape = load.shape;
+  const bool splits_keys = cuda::NumKeySplits(0, shape.max_pages / 2, cuda::kMinKeySplitShift,
+                                              cuda::kFirstSplitTile) > 1;
+  if (!splits_keys) return;
+  cuda::KeySplits& splits = schedule.key_splits;
+  const int64_t most = cuda::kMaxSplitsPerTile;
+  const int64_t head_tiles = static_cast<int64_t>(shape.q_heads) * schedule.max_tiles;
+  splits.max_rows = std::min(cuda::kMaxPartialRows, load.max_rows * shape.q_heads * most);
+  splits.max_splits = std::min(cuda::kMaxKeySplits, head_tiles * most);
+  take(splits.partial_rows, head_tiles);
+  take(splits.splits, splits.max_splits);
+  take(splits.split_tiles, splits.max_splits);
+  take(splits.num_splits, 1);
+  take(splits.num_split_tiles, 1);
+  take(splits.splits_first, 1);
+  take(splits.out, (cuda::kSerialRows + splits.max_rows) * shape.head_dim);
+  take(splits.softmax, (cuda::kSerialRows + splits.max_rows) * 2);
+  take(splits.stop_at, cuda::kSerialRows + splits.max_rows);
 }
 
 }  // namespace
@@ -133,7 +157,9 @@ int64_t CudaOps::WorkspaceBytes(const Workload& load) const {
   const int64_t values =
       decode * cuda::PartialFloats(shape.head_dim) + prefill * (shape.head_dim + 3);
   const int64_t wide = cuda::WidePageCapacity(shape, load.max_seqs) * cuda::WidePageBytes(shape);
-  return values * static_cast<int64_t>(sizeof(float)) + wide + state_->linear.WorkspaceBytes(load);
+  const int64_t row_sums = load.prunes ? 2 * load.max_rows * shape.heads_per_slot() : 0;
+  return (values + row_sums) * static_cast<int64_t>(sizeof(float)) + wide +
+         state_->linear.WorkspaceBytes(load);
 }
 
 void CudaOps::Reserve(const Workload& load) {
@@ -177,6 +203,10 @@ void CudaOps::Reserve(const Workload& load) {
   take(schedule.arrival_counter, schedule.max_seq_heads);
   take(schedule.page_sums, static_cast<int64_t>(schedule.max_blocks) * shape.q_heads *
                                (shape.head_dim + cuda::kRecordHeader));
+  schedule.max_rows = load.prunes ? max_rows : 0;
+  take(schedule.row_sums, schedule.max_rows * shape.heads_per_slot() * 2);
+  take(schedule.lost_mass_parts, int64_t{schedule.max_blocks} * cuda::kLostMassParts);
+  take(schedule.evicted_before, (max_rows / kPageTokens + max_seqs) * shape.heads_per_slot());
   cuda::WidePages& wide = schedule.wide;
   wide.capacity = cuda::WidePageCapacity(shape, max_seqs);
   for (void** half : {&wide.keys, &wide.values}) {
@@ -184,25 +214,8 @@ void CudaOps::Reserve(const Workload& load) {
     take(bytes, wide.capacity * cuda::WidePageBytes(shape) / 2);
     *half = bytes;
   }
-  // None if no loop is long enough.
-  cuda::KeySplits& splits = schedule.key_splits;
-  splits = {};
-  const bool splits_keys = cuda::NumKeySplits(0, shape.max_pages / 2, cuda::kMinKeySplitShift,
-                                              cuda::kFirstSplitTile) > 1;
-  if (!state_->hopper || !splits_keys) return;
-  const int64_t most = cuda::kMaxSplitsPerTile;
-  const int64_t head_tiles = static_cast<int64_t>(shape.q_heads) * schedule.max_tiles;
-  splits.max_rows = std::min(cuda::kMaxPartialRows, max_rows * shape.q_heads * most);
-  splits.max_splits = std::min(cuda::kMaxKeySplits, head_tiles * most);
-  take(splits.partial_rows, head_tiles);
-  take(splits.splits, splits.max_splits);
-  take(splits.split_tiles, splits.max_splits);
-  take(splits.num_splits, 1);
-  take(splits.num_split_tiles, 1);
-  take(splits.splits_first, 1);
-  take(splits.out, (cuda::kSerialRows + splits.max_rows) * shape.head_dim);
-  take(splits.softmax, (cuda::kSerialRows + splits.max_rows) * 2);
-  take(splits.stop_at, cuda::kSerialRows + splits.max_rows);
+  schedule.key_splits = {};
+  if (state_->hopper) ReserveKeySplits(load, schedule, take);
 }
 
 // In bf16, zeros behind it up to PaddedRows.
@@ -321,8 +334,13 @@ void CudaOps::Attention(const BatchView& batch, const AttentionParams& params, c
 void CudaOps::Evict(const BatchView& batch, const EvictParams& params, const PagedKv& kv,
                     Stream stream) {
   if (params.acp == AcpMode::kOff) return;
-  state_->Enqueue("evict", stream,
-                  [&](cudaStream_t on) { return cuda::Evict(batch, params, kv, on); });
+  state_->Enqueue("evict", stream, [&](cudaStream_t on) {
+    return cuda::Evict(batch, params, kv, state_->schedule, on);
+  });
+  if (params.lost_mass == nullptr) return;
+  state_->Enqueue("sum lost mass", stream, [&](cudaStream_t on) {
+    return cuda::SumLostMass(batch, params, kv, state_->schedule, on);
+  });
 }
 
 void CudaOps::Release(const int32_t* slots, int count, const PagedKv& kv, Stream stream) {

@@ -79,10 +79,11 @@ __device__ EvictWindow LoadWindow(const PagedKv& kv, const int32_t* table, int b
 
 // Frees, by one warp for one list, the pages that may be dropped at the ends of pages [page_begin,
 // page_end), in order. 32 pages are tested at once. `shared` [2, 32, group]. Returns the number of
-// pages freed.
+// pages freed. `before`: evicted_before of the first page end and the lane's query head, or null;
+// the next one's is `stride` numbers further.
 __device__ int EvictList(const EvictParams& params, const PagedKv& kv, int slot, int layer,
                          int kv_head, int page_begin, int page_end, double log_eps, double* shared,
-                         double* max_log_evicted_mass) {
+                         double* max_log_evicted_mass, double* before, int64_t stride) {
   const int lane = Lane(), group = kv.shape.group();
   const int64_t list = kv.ListIndex(slot, layer, kv_head);
   const int32_t* table = kv.Table(list);
@@ -90,6 +91,7 @@ __device__ int EvictList(const EvictParams& params, const PagedKv& kv, int slot,
   int first = start;
   double largest = kNoMass;
   double* threshold = shared + kWarp * group;
+  double evicted = lane < group ? kv.evicted_log_mass[list * group + lane] : 0;  // of head `lane`
   EvictWindow window = LoadWindow(kv, table, first, page_end, shared + lane * group);
   for (int ends = page_begin; ends < page_end; ends += kWarp) {
     __syncwarp();
@@ -99,6 +101,10 @@ __device__ int EvictList(const EvictParams& params, const PagedKv& kv, int slot,
     __syncwarp();
     const int count = min(kWarp, page_end - ends);
     for (int i = 0; i < count; ++i) {
+      if (before != nullptr && lane < group) {
+        *before = evicted;
+        before += stride;
+      }
       while (first < ends + i) {
         const int candidate = window.begin + lane;
         double evicted_mass = kNoMass;
@@ -111,7 +117,14 @@ __device__ int EvictList(const EvictParams& params, const PagedKv& kv, int slot,
         const int dropped = kept == 0 ? kWarp : __ffs(static_cast<int>(kept)) - 1;
         if (candidate >= first && lane < dropped && evicted_mass > largest) largest = evicted_mass;
         first = window.begin + dropped;
+        __syncwarp();
+        if (dropped > 0 && lane < group) {
+          evicted = EvictedLogMass(
+              params.acp, shared[(dropped - 1) * group + lane],
+              params.max_logit_bound[(layer * kv.shape.kv_heads + kv_head) * group + lane]);
+        }
         if (dropped < kWarp) break;
+        __syncwarp();  // the bounds have been read
         DropPages(kv, slot, window.page, kWarp);
         window = LoadWindow(kv, table, first, page_end, shared + lane * group);
       }
@@ -121,6 +134,7 @@ __device__ int EvictList(const EvictParams& params, const PagedKv& kv, int slot,
   DropPages(kv, slot, window.page, first - window.begin);
   // E and H come of float32 sums here, for which the slack pays (acp.md 3): the certificate has it.
   largest = fmin(WarpMax(largest) + kAcpSlack, log_eps);
+  if (lane < group) kv.evicted_log_mass[list * group + lane] = evicted;
   if (lane == 0) {
     kv.first_live[list] = first;
     if (kv.max_log_evicted_mass[list] < largest) kv.max_log_evicted_mass[list] = largest;
@@ -140,8 +154,10 @@ __device__ __forceinline__ bool HasPageEnd(const BatchView& batch, int seq) {
 }
 
 // One warp per list, over the lists of the sequences that reached a page end.
-__global__ void __launch_bounds__(kEvictThreads)
-    EvictKernel(const BatchView batch, const EvictParams params, const PagedKv kv) {
+__global__ void __launch_bounds__(kEvictThreads,
+                                  6)  // by itself ptxas spills two registers for more
+    EvictKernel(const BatchView batch, const EvictParams params, const PagedKv kv,
+                double* const evicted_before) {
   extern __shared__ double windows[];  // [kEvictWarps, 2, 32, group], then active [num_seqs]
   __shared__ int warp_sums[kEvictWarps];
   TriggerDependents();
@@ -164,12 +180,20 @@ __global__ void __launch_bounds__(kEvictThreads)
        task < num_active * lists; task += static_cast<int64_t>(gridDim.x) * kEvictWarps) {
     const int seq = active[task / lists], list = static_cast<int>(task % lists);
     const SequenceRows rows = RowsOf(batch, seq);
+    const int64_t heads = kv.shape.heads_per_slot();
+    const int64_t first_end = rows.first_row + kPageTokens - 1 - rows.position % kPageTokens;
+    double* const before = evicted_before == nullptr
+                               ? nullptr
+                               : evicted_before +
+                                     StepSchedule::PageEndIndex(first_end, seq) * heads +
+                                     list * group + Lane();
     const int freed = EvictList(
         params, kv, rows.slot, list / kv.shape.kv_heads, list % kv.shape.kv_heads,
         static_cast<int>(rows.position / kPageTokens),
         static_cast<int>((rows.position + rows.count) / kPageTokens), batch.log_tolerance[seq],
         windows + warp * 2 * kWarp * group,
-        params.max_log_evicted_mass == nullptr ? nullptr : params.max_log_evicted_mass + seq);
+        params.max_log_evicted_mass == nullptr ? nullptr : params.max_log_evicted_mass + seq,
+        before, heads);
     if (freed > 0 && params.pages_evicted != nullptr && threadIdx.x % kWarp == 0) {
       atomicAdd(reinterpret_cast<unsigned long long*>(params.pages_evicted + seq),
                 static_cast<unsigned long long>(freed));
@@ -180,7 +204,7 @@ __global__ void __launch_bounds__(kEvictThreads)
 }  // namespace
 
 cudaError_t Evict(const BatchView& batch, const EvictParams& params, const PagedKv& kv,
-                  cudaStream_t stream) {
+                  const StepSchedule& schedule, cudaStream_t stream) {
   if (params.acp == AcpMode::kOff || batch.num_seqs == 0) return cudaSuccess;
   const int group = kv.shape.group();
   FOX_CHECK(batch.num_seqs <= kMaxSeqs && group <= kMaxGroup);
@@ -188,8 +212,9 @@ cudaError_t Evict(const BatchView& batch, const EvictParams& params, const Paged
   const size_t shared = static_cast<size_t>(kEvictWarps * 2 * kWarp * group) * sizeof(double) +
                         static_cast<size_t>(batch.num_seqs) * sizeof(int32_t);
   static_assert(kEvictWarps * 2 * kWarp * kMaxGroup * 8 + kMaxSeqs * 4 <= 49152 - 64);
-  const cudaError_t evicted = Launch(EvictKernel, BlocksFor(lists, kEvictWarps, kMaxEvictBlocks),
-                                     kEvictThreads, shared, stream, batch, params, kv);
+  const cudaError_t evicted =
+      Launch(EvictKernel, BlocksFor(lists, kEvictWarps, kMaxEvictBlocks), kEvictThreads, shared,
+             stream, batch, params, kv, schedule.evicted_before);
   return evicted != cudaSuccess ? evicted : PoisonFreePages(kv, stream);
 }
 

@@ -22,9 +22,9 @@ cudaError_t BeginStep(const BatchView& batch, const PagedKv& kv, const StepSched
 cudaError_t PlanSplits(const BatchView& batch, const PagedKv& kv, const StepSchedule& schedule,
                        int layer, cudaStream_t stream);
 
-// Ops::Evict, all layers.
+// Ops::Evict, all layers, without lost_mass; fills schedule.evicted_before if there is memory.
 cudaError_t Evict(const BatchView& batch, const EvictParams& params, const PagedKv& kv,
-                  cudaStream_t stream);
+                  const StepSchedule& schedule, cudaStream_t stream);
 
 // Ops::Release; at most kMaxReleased slots per call, passed as a kernel argument.
 inline constexpr int kMaxReleased = 64;

@@ -52,6 +52,7 @@ __global__ void __launch_bounds__(kReleaseThreads)
   const int64_t state = kv.HeadIndex(slot, 0, 0);
   const int64_t heads = kv.shape.heads_per_slot();
   Fill(kv.cum_log_f + kv.HeadIndex(kv.After(slot, 0), 0, 0), heads, 0);
+  Fill(kv.evicted_log_mass + state, heads, -CUDART_INF);
   Fill(kv.log_mass + state, heads, -CUDART_INF);
   Fill(kv.decay_sum + state, heads, 0);
   Fill(kv.key_sum + state * kv.shape.head_dim, heads * kv.shape.head_dim, 0);

@@ -72,6 +72,7 @@ __global__ void __launch_bounds__(kShareThreads)
   }
   const int64_t heads = kv.shape.heads_per_slot();
   CopyGates(kv, from, to, length, pages);
+  CopySlot(kv.evicted_log_mass, kv.evicted_log_mass, heads, from, to);
   CopySlot(kv.log_mass, kv.log_mass, heads, from, to);
   CopySlot(kv.decay_sum, kv.decay_sum, heads, from, to);
   CopySlot(kv.key_sum, kv.key_sum, heads * kv.shape.head_dim, from, to);

@@ -10,6 +10,7 @@
 
 #include "kernels/core/host_device.h"
 #include "kernels/cuda/runtime/key_splits.h"
+#include "kernels/paging/lost_mass.h"
 #include "kernels/paging/paged_kv.h"
 
 namespace fox::cuda {
@@ -164,6 +165,9 @@ inline int64_t WidePageCapacity(const PagedKvShape& shape, int64_t max_seqs) {
                   std::max(of_list, kWideBytes / WidePageBytes(shape)));
 }
 
+// Parts in which the losses of a block's rows are added up.
+inline constexpr int kLostMassParts = 4;
+
 struct StepSchedule {
   int max_blocks = 0, max_tiles = 0, max_splits = 0;  // capacities
 
@@ -203,6 +207,26 @@ struct StepSchedule {
   // it is full.
   double* page_sums = nullptr;
 
+  // For LostMass, [layers, max_rows, q_heads, 2], or null: of a row of a head the log of its
+  // denominator, relative to the row's own gate in decode rows and to the gate of its tile's first
+  // row in others, and the scale of its output norm, sqrt(head_dim) / |o|.
+  float* row_sums = nullptr;
+  int64_t max_rows = 0;
+  LostMass* lost_mass_parts = nullptr;  // [max_blocks, kLostMassParts]
+  // PagedKv::evicted_log_mass just before the evictions of each page end of the step:
+  // [PageEndIndex, layers, q_heads].
+  double* evicted_before = nullptr;
+
+  // A place for the page end at a row of the batch. Places ascend, and their number is at most
+  // max_rows / kPageTokens + max_seqs.
+  FOX_HOST_DEVICE static int64_t PageEndIndex(int64_t row, int seq) {
+    return row / kPageTokens + seq;
+  }
+
+  // Of a layer: [max_rows, q_heads, 2], or null.
+  FOX_HOST_DEVICE float* RowSums(int layer, int q_heads) const {
+    return row_sums == nullptr ? nullptr : row_sums + layer * max_rows * q_heads * 2;
+  }
   // Index into `boundary` and KeySplits::partial_rows.
   FOX_HOST_DEVICE int64_t HeadTile(int head, int tile) const {
     return static_cast<int64_t>(head) * max_tiles + tile;

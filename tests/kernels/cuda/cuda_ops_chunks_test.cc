@@ -42,6 +42,7 @@ struct Trace {
   std::vector<double> queries, outputs, log_sums;  // of all rows
   Contents cache;
   std::vector<int32_t> first_live;
+  LostMass lost;
 };
 
 // One layer of grouped heads, from local to global ones, with sequences of random rows.
@@ -140,9 +141,9 @@ class ChunkRun {
   void Run(const std::vector<StepRows>& entries) {
     if (entries.empty()) return;
     std::vector<double> rows;
-    int64_t row = 0, own = 0, own_rows = 0;
+    int64_t row = 0, own = 0, own_rows = 0, place = -1;
     for (const StepRows& entry : entries) {
-      if (entry.slot == kSlot) own = row, own_rows = entry.rows;
+      if (entry.slot == kSlot) own = row, own_rows = entry.rows, place = &entry - entries.data();
       for (int64_t r = 0; r < entry.rows; ++r) AddRow(entry.slot, entry.position + r, rows);
       row += entry.rows;
       lengths_[static_cast<size_t>(entry.slot)] += entry.rows;
@@ -154,6 +155,7 @@ class ChunkRun {
     }
     Add(step.out, own * hidden, own_rows * hidden, trace_.outputs);
     Add(step.lse, own * heads, own_rows * heads, trace_.log_sums);
+    if (place >= 0) trace_.lost.Add(step.lost_mass[static_cast<size_t>(place)]);
   }
 
   const ChunkCase case_;
@@ -200,6 +202,11 @@ void ExpectSameTrace(const Trace& want, const Trace& got) {
   ExpectSame(want.queries, got.queries, "queries");
   ExpectSame(want.outputs, got.outputs, "outputs");
   ExpectSame(want.log_sums, got.log_sums, "log sums");
+  // Sums are of the same numbers, in another order from step to step.
+  EXPECT_EQ(want.lost.max_log, got.lost.max_log);
+  EXPECT_EQ(want.lost.max_log_shift, got.lost.max_log_shift);
+  EXPECT_NEAR(want.lost.sum, got.lost.sum, 1e-12 * want.lost.sum);
+  EXPECT_NEAR(want.lost.shift_sum, got.lost.shift_sum, 1e-12 * want.lost.shift_sum);
 }
 
 class CudaOpsChunksTest : public ::testing::TestWithParam<ChunkCase> {};
@@ -211,6 +218,8 @@ TEST_P(CudaOpsChunksTest, NeitherChunksNorNeighboursChangeABit) {
     EXPECT_EQ(whole.first_live, std::vector<int32_t>(whole.first_live.size(), 0));
   } else if (c.norm) {
     EXPECT_GT(whole.first_live.back(), 0) << "the last list's heads are local";
+    EXPECT_GT(whole.lost.sum, 0);
+    EXPECT_GT(whole.lost.shift_sum, 0);
   }
   const auto expect = [&](Cut cut, bool beside, uint64_t seed, const char* what) {
     SCOPED_TRACE(what);

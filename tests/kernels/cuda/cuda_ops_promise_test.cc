@@ -75,6 +75,7 @@ void ExpectPromise(const std::vector<HeadRows>& sequences, int64_t step, bool po
   EXPECT_GT(RowsThatLost(heads), 0);
   for (int s = 0; s < heads.num_seqs(); ++s) {
     EXPECT_LE(heads.max_log_evicted_mass(s), sequences[static_cast<size_t>(s)].log_tolerance) << s;
+    heads.ExpectLostMass(s);
   }
 }
 

@@ -124,6 +124,52 @@ TEST(CudaOpsTest, EvictsExactlyWhatTheCpuEvictsOfCopiedKeys) {
   }
 }
 
+// What rows lost, of copied keys, whose evictions are the CPU's: the device's own allowance for
+// weights that tensor cores add, and what these weigh in fact. Of a row's shift also what rounding
+// does to a small output.
+TEST(CudaOpsTest, RowsLoseWhatTheCpuSays) {
+  for (const int head_dim : {32, 64, 128}) {
+    SCOPED_TRACE(head_dim);
+    HeadShape shape{8, 4, head_dim, false, false, false};
+    shape.output_norm = true;
+    shape.sink = head_dim == 64;
+    HeadInputs inputs = Inputs(shape, 1300, 29, {-1, 0, 1, 2, 3, 4, 5, 9});
+    inputs.q_norm.assign(static_cast<size_t>(shape.hidden()), 1.0);  // as above
+    inputs.k_norm.assign(static_cast<size_t>(shape.kv()), 1.0);
+    SetBounds(inputs);
+    inputs.q_norm.clear();
+    inputs.k_norm.clear();
+    for (AcpMode acp : {AcpMode::kPaper, AcpMode::kCertified}) {
+      SCOPED_TRACE(::testing::Message() << "mode " << static_cast<int>(acp));
+      RunOptions options{.acp = acp, .chunks = {64}};
+      const HeadOutputs cpu = RunOnCpu(inputs, options);
+      ASSERT_GT(cpu.lost_mass.sum, 0);
+      for (const double nearby : {-10 - 0x1p-14, -10 + 0x1p-14}) {  // no close decision
+        options.log_tolerance = nearby;
+        ASSERT_EQ(RunOnCpu(inputs, options).first_live, cpu.first_live) << nearby;
+      }
+      options.log_tolerance = -10;
+      for (const bool portable : {false, true}) {
+        for (const std::vector<int64_t>& chunks :
+             {std::vector<int64_t>{}, {256}, {1}, {700, 1, 1, 1}, {37}}) {
+          SCOPED_TRACE(::testing::Message()
+                       << (portable ? "portable" : "native") << ", " << chunks.size() << " chunks");
+          options.chunks = chunks;
+          const HeadOutputs got = RunOnGpu(inputs, options, portable);
+          EXPECT_EQ(got.first_live, cpu.first_live);
+          const LostMass &lost = got.lost_mass, &want = cpu.lost_mass;
+          const double allowed = kWeightSumRounding, error = 0x1p-7;
+          EXPECT_NEAR(lost.max_log, want.max_log + allowed, error);
+          EXPECT_NEAR(std::log(lost.sum), std::log(want.sum) + allowed, error);
+          EXPECT_NEAR(lost.max_log_shift, want.max_log_shift + allowed, error + 4 * kTolerance);
+          EXPECT_NEAR(std::log(lost.shift_sum), std::log(want.shift_sum) + allowed,
+                      error + 4 * kTolerance);
+        }
+      }
+    }
+  }
+}
+
 // The paper's bound drops nothing without a bound on logits, as on the CPU.
 TEST(CudaOpsTest, PaperDropsNothingWithoutQkNorm) {
   HeadShape shape{8, 4, 64};

@@ -23,6 +23,7 @@ DeviceHeads::DeviceHeads(std::vector<HeadRows> sequences, bool portable, double 
     : sequences_(std::move(sequences)),
       kv_(ShapeOf(sequences_)),
       stored_(sequences_.size()),
+      lost_(sequences_.size()),
       lengths_(sequences_.size(), 0),
       first_live_(sequences_.size(), 0) {
   std::string error;
@@ -82,6 +83,7 @@ void DeviceHeads::Keep(const std::vector<fox::testing::StepRows>& entries,
   for (size_t i = 0; i < entries.size(); ++i) {
     const fox::testing::StepRows& entry = entries[i];
     StoredRows& stored = stored_[static_cast<size_t>(entry.slot)];
+    lost_[static_cast<size_t>(entry.slot)].Add(step.lost_mass[i]);
     int first = first_live_[static_cast<size_t>(entry.slot)];
     const int64_t last = entry.position + entry.rows - 1;
     // The kernels count the pages that a tile's rows skip together; a decoding row skips nothing by
@@ -145,6 +147,48 @@ double DeviceHeads::ExactLse(int s, int64_t row) const { return ExactLse(Logits(
 double DeviceHeads::ExactLse(const std::vector<double>& logits) const {
   const double keys = LogSumExp(logits.data(), static_cast<int>(logits.size()));
   return constants().shape.sink ? LogAddExp(keys, constants().sink[0]) : keys;
+}
+
+int DeviceHeads::EvictedPages(int s, int64_t row) const {
+  const StoredRows& rows = stored(s);
+  const auto page = static_cast<size_t>(row / kPageTokens);
+  if (page == 0) return 0;
+  const size_t end = page - 1;
+  double c =
+      UpperCumulativeGate(rows.page_cum_log_f[end], rows.log_f_offset[page * kPageTokens - 1]);
+  c += kSumRounding * std::fabs(c);  // evict.cu
+  const double threshold =
+      PageThreshold(AcpMode::kCertified, rows.log_denominator_bound[end], c,
+                    constants().self_logit_bound[0], constants().max_logit_bound[0]);
+  const double log_eps = sequences_[static_cast<size_t>(s)].log_tolerance;
+  size_t first = 0;
+  while (first < end && MayDrop(rows.log_mass_bound[first], threshold, log_eps)) ++first;
+  return static_cast<int>(first);
+}
+
+void DeviceHeads::ExpectLostMass(int s) const {
+  const StoredRows& rows = stored(s);
+  const double log_eps = sequences_[static_cast<size_t>(s)].log_tolerance;
+  LostMass least, most;
+  for (int64_t row = 0; row < lengths_[static_cast<size_t>(s)]; ++row) {
+    const auto pages = static_cast<size_t>(EvictedPages(s, row));
+    if (pages == 0) continue;
+    const double c = rows.CumulativeGate(row);
+    const double rounding =
+        RowRounding(constants().shape.head_dim, constants().max_logit_bound[0], c, 0) +
+        kWeightSumRounding;
+    least.Add(LogMassBefore(s, row, pages * kPageTokens), kNoMass);
+    most.Add(fox::LogLostMass(rows.log_mass_bound[pages - 1], c, rows.lse[static_cast<size_t>(row)],
+                              rounding, log_eps),
+             kNoMass);
+  }
+  const LostMass& lost = lost_[static_cast<size_t>(s)];
+  EXPECT_GE(lost.sum, least.sum) << s;
+  EXPECT_GE(lost.max_log, least.max_log) << s;
+  // Float32 sums, logarithms and exponentials of numbers up to some hundreds.
+  EXPECT_LE(lost.sum, most.sum * (1 + 0x1p-8)) << s;
+  EXPECT_LE(lost.max_log, most.max_log + 0x1p-8) << s;
+  EXPECT_LE(lost.max_log, log_eps) << s;
 }
 
 double DeviceHeads::WorstExcess() const {

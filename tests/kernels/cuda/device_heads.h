@@ -71,6 +71,9 @@ class DeviceHeads {
   double ExactLse(int s, int64_t row) const;
   // The largest excess over the tolerance of any row; kNoMass where no row lost anything.
   double WorstExcess() const;
+  // What the sequence's rows lost to evicted pages, by the device, if all of them attended: at
+  // least the mass of these pages, and no more than the rows' bounds in float64.
+  void ExpectLostMass(int s) const;
 
  private:
   void Keep(const std::vector<fox::testing::StepRows>& entries,
@@ -78,12 +81,15 @@ class DeviceHeads {
   // Logits of a row relative to its own gate; with `c` as in LogLostMass.
   std::vector<double> Logits(int s, int64_t row, const std::vector<double>* c) const;
   double ExactLse(const std::vector<double>& logits) const;
+  // Pages that page ends before the row's page have evicted, by the stored bounds.
+  int EvictedPages(int s, int64_t row) const;
 
   const std::vector<HeadRows> sequences_;
   std::unique_ptr<CudaOps> ops_;
   DeviceKv kv_;
   std::unique_ptr<fox::testing::HeadRun> run_;
   std::vector<StoredRows> stored_;
+  std::vector<LostMass> lost_;
   std::vector<int64_t> lengths_;
   std::vector<int32_t> first_live_;
 };

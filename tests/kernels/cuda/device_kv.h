@@ -72,6 +72,7 @@ struct DeviceKv {
     view.length = Set(length, std::vector<int64_t>(slots, 0));
     view.max_log_evicted_mass =
         Set(max_log_evicted_mass, std::vector<double>(Lists(shape), kNothing));
+    view.evicted_log_mass = Set(evicted_log_mass, nothing);
     view.cum_log_f = Set(cum_log_f, zeros);
     view.log_mass = Set(log_mass, nothing);
     view.decay_sum = Set(decay_sum, zeros);
@@ -96,8 +97,9 @@ struct DeviceKv {
   // page.
   template <typename F>
   void ForEachContent(const F& f) {
-    for (auto* array : {&page_cum_log_f, &log_mass_bound, &log_denominator_bound,
-                        &max_log_evicted_mass, &cum_log_f, &log_mass, &decay_sum, &key_sum}) {
+    for (auto* array :
+         {&page_cum_log_f, &log_mass_bound, &log_denominator_bound, &max_log_evicted_mass,
+          &evicted_log_mass, &cum_log_f, &log_mass, &decay_sum, &key_sum}) {
       f(*array);
     }
     for (auto* array : {&log_f_offset, &last_k, &last_v, &page_end_k, &page_end_v}) f(*array);
@@ -159,7 +161,8 @@ struct DeviceKv {
   DeviceArray<int32_t> sole_pages, page_table, first_live;
   DeviceArray<PoolFault> pool_fault;
   DeviceArray<int64_t> length;
-  DeviceArray<double> max_log_evicted_mass, cum_log_f, log_mass, decay_sum, key_sum;
+  DeviceArray<double> max_log_evicted_mass, evicted_log_mass, cum_log_f, log_mass, decay_sum,
+      key_sum;
   DeviceArray<float> last_k, last_v, page_end_k, page_end_v;
   PagedKv view;
 };

@@ -97,7 +97,9 @@ __device__ void StoreRow(const AttentionParams& params, const OutputTransformArg
     const float2 factor = factors.Product(t, i);
     to[W::At(i)] = PackBf16(x[i].x * scale * factor.x, x[i].y * scale * factor.y);
   }
-  if (Lane() == 0 && params.lse.data != nullptr) {
+  if (Lane() != 0) return;
+  t.StoreRowSum(row, head, sums.max, sums.sum, scale);
+  if (params.lse.data != nullptr) {
     static_cast<float*>(params.lse.data)[row * params.lse.row_stride + head] =
         __fmul_rn(__fadd_rn(sums.max, log2f(sums.sum)), kLn2);
   }

@@ -290,9 +290,16 @@ cudaError_t DecodeAttention(const BatchView& batch, const AttentionParams& param
   if (batch.num_seqs == 0) return cudaSuccess;
   FOX_CHECK(!reads_early || batch.num_rows == batch.num_seqs);
   const int together = HeadsTogether(kv.shape);
-  const Decode arguments{batch,    params,     MakeOutputTransformArguments(params),
-                         kv,       schedule,   kv.shape.group(),
-                         together, reads_early};
+  const Decode arguments{
+      .batch = batch,
+      .params = params,
+      .transform = MakeOutputTransformArguments(
+          params, schedule.RowSums(params.layer, kv.shape.q_heads), kv.shape.q_heads),
+      .kv = kv,
+      .schedule = schedule,
+      .group = kv.shape.group(),
+      .together = together,
+      .reads_early = reads_early};
   if (together > 1) return DecodeGroups(arguments, stream);
   if (schedule.by_clusters) return DecodeCluster(arguments, stream);
   return DispatchHeadDim(kv.shape.head_dim, [&]<int kHeadDim>() {

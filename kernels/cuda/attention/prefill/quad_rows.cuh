@@ -84,18 +84,19 @@ class QuadTransform {
     }
   }
 
-  // Transforms row `row` + 8r.
-  __device__ __forceinline__ void Apply(const OutputTransformArguments& t, int r,
-                                        QuadRow<kHeadDim>& x) const {
+  // Transforms row `row` + 8r; gives the scale of its norm.
+  __device__ __forceinline__ float Apply(const OutputTransformArguments& t, int r,
+                                         QuadRow<kHeadDim>& x) const {
+    float scale = 1;
     if (t.norm != nullptr) {
-      const float scale = NormScale<kHeadDim>(SumSquares<kHeadDim>(x), t.eps);
+      scale = NormScale<kHeadDim>(SumSquares<kHeadDim>(x), t.eps);
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
         x[2 * b] = x[2 * b] * scale * norm_[b].x;
         x[2 * b + 1] = x[2 * b + 1] * scale * norm_[b].y;
       }
     }
-    if (t.gate == nullptr) return;
+    if (t.gate == nullptr) return scale;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       const uint4& own = gate_[r][v];
@@ -106,6 +107,7 @@ class QuadTransform {
         x[8 * v + i] = Gated(x[8 * v + i], gates.x[i], t.act);
       }
     }
+    return scale;
   }
 
  private:

@@ -25,7 +25,8 @@ class PoolModel {
         shape_(kv.view.shape),
         length(static_cast<size_t>(shape_.max_slots), 0),
         first_live(DeviceKv::Lists(shape_), 0),
-        max_log_evicted_mass(DeviceKv::Lists(shape_), DeviceKv::kNothing) {
+        max_log_evicted_mass(DeviceKv::Lists(shape_), DeviceKv::kNothing),
+        evicted_log_mass(DeviceKv::Heads(shape_), DeviceKv::kNothing) {
     Download();
   }
 
@@ -72,6 +73,7 @@ class PoolModel {
     EXPECT_EQ(kv_.length.ToHost(), length);
     EXPECT_EQ(kv_.first_live.ToHost(), first_live);
     EXPECT_EQ(kv_.max_log_evicted_mass.ToHost(), max_log_evicted_mass);
+    EXPECT_EQ(kv_.evicted_log_mass.ToHost(), evicted_log_mass);
     std::vector<int> owners(static_cast<size_t>(shape_.num_pages), 0);
     for (int i = 0; i < free_count; ++i) {
       ++owners.at(static_cast<size_t>(free_stack[static_cast<size_t>(i)]));
@@ -95,7 +97,7 @@ class PoolModel {
  public:
   std::vector<int64_t> length;
   std::vector<int32_t> first_live;
-  std::vector<double> max_log_evicted_mass;
+  std::vector<double> max_log_evicted_mass, evicted_log_mass;
   std::vector<int32_t> free_stack, table;
   int free_count = 0;
 };
@@ -234,14 +236,26 @@ struct Decisions {
     return log_mass_bound[static_cast<size_t>(first) * group + in_group] + threshold;
   }
 
-  // The rule, page end by page end; returns the pages freed of each sequence.
+  // The state after the eviction of a page, for the heads of a list.
+  void Evicted(const PagedKvShape& shape, int64_t list_of_slot, int32_t page, double* out) const {
+    const size_t group = DeviceKv::Group(shape);
+    for (size_t g = 0; g < group; ++g) {
+      out[g] = EvictedLogMass(acp, log_mass_bound[static_cast<size_t>(page) * group + g],
+                              max_logit_bound[static_cast<size_t>(list_of_slot) * group + g]);
+    }
+  }
+
+  // The rule, page end by page end; returns the pages freed of each sequence. `before`: the state
+  // just before each of the page ends, in order.
   std::vector<int64_t> Apply(const PagedKvShape& shape, const std::vector<BatchEntry>& batch,
-                             PoolModel& model) const {
+                             PoolModel& model, std::vector<std::vector<double>>* before) const {
     std::vector<int64_t> freed(batch.size(), 0);
     for (size_t s = 0; s < batch.size(); ++s) {
       const BatchEntry& e = batch[s];
       if (e.slot < 0 || !std::isfinite(e.log_tolerance)) continue;
       for (int64_t p = e.position / kPageTokens; p < (e.position + e.rows) / kPageTokens; ++p) {
+        const auto heads = model.evicted_log_mass.begin() + e.slot * shape.heads_per_slot();
+        before->emplace_back(heads, heads + shape.heads_per_slot());
         for (int64_t l = 0; l < model.lists_per_slot(); ++l) {
           const size_t list = model.List(e.slot, l);
           int32_t& first = model.first_live[list];
@@ -256,6 +270,8 @@ struct Decisions {
             if (!may) break;
             model.max_log_evicted_mass[list] = std::max(
                 model.max_log_evicted_mass[list], std::min(worst + kAcpSlack, e.log_tolerance));
+            Evicted(shape, l, model.Page(list, first),
+                    &model.evicted_log_mass[list * DeviceKv::Group(shape)]);
             ++first;
             ++freed[s];
             ++model.free_count;
@@ -293,12 +309,40 @@ struct Pool {
     ExpectPlan(batch, shape, schedule, model);
     decisions.Randomize(kv, model, rng);
     const DeviceArray<int64_t> evicted(std::vector<int64_t>(batch.size(), 5));
-    ASSERT_EQ(Evict(on_device.view, decisions.Params(evicted.data()), kv.view, nullptr),
+    StepSchedule recorded = schedule.view;
+    const int64_t rows = on_device.view.num_rows, heads = shape.heads_per_slot();
+    const DeviceArray<double> evicted_before(
+        static_cast<size_t>((rows / kPageTokens + on_device.view.num_seqs) * heads));
+    recorded.evicted_before = evicted_before.data();
+    ASSERT_EQ(Evict(on_device.view, decisions.Params(evicted.data()), kv.view, recorded, nullptr),
               cudaSuccess);
-    std::vector<int64_t> freed = decisions.Apply(shape, batch, model);
+    std::vector<std::vector<double>> before;
+    std::vector<int64_t> freed = decisions.Apply(shape, batch, model, &before);
+    ExpectEvictedBefore(batch, evicted_before.ToHost(), before);
     for (int64_t& count : freed) count += 5;
     EXPECT_EQ(evicted.ToHost(), freed);
     model.Check();
+  }
+
+  // The states that Evict has recorded are those of the model.
+  static void ExpectEvictedBefore(const std::vector<BatchEntry>& batch,
+                                  const std::vector<double>& got,
+                                  const std::vector<std::vector<double>>& before) {
+    auto want = before.begin();
+    int64_t row = 0;
+    for (size_t s = 0; s < batch.size(); ++s) {
+      const BatchEntry& e = batch[s];
+      for (int64_t r = 0; r < e.rows; ++r, ++row) {
+        if (e.slot < 0 || !std::isfinite(e.log_tolerance)) continue;
+        if ((e.position + r) % kPageTokens != kPageTokens - 1) continue;
+        const auto at = got.begin() + StepSchedule::PageEndIndex(row, static_cast<int>(s)) *
+                                          static_cast<int64_t>(want->size());
+        EXPECT_TRUE(std::equal(want->begin(), want->end(), at))
+            << "sequence " << s << ", row " << r;
+        ++want;
+      }
+    }
+    EXPECT_EQ(want, before.end());
   }
 
   void Empty(const std::vector<int32_t>& slots) {
@@ -310,6 +354,8 @@ struct Pool {
         model.free_count += PagesFor(length) - model.first_live[list];
         model.first_live[list] = 0;
         model.max_log_evicted_mass[list] = DeviceKv::kNothing;
+        std::fill_n(&model.evicted_log_mass[list * DeviceKv::Group(kv.view.shape)],
+                    DeviceKv::Group(kv.view.shape), DeviceKv::kNothing);
       }
       length = 0;
     }

@@ -36,9 +36,9 @@ TEST(ShareDeviceTest, TheStateIsThatOfThePageEnd) {
     kv.ExpectOwnersOfTheTables();
     const int64_t pages = length / kPageTokens;
     EXPECT_EQ(kv.length.ToHost()[2], pages * kPageTokens);
-    for (const auto* array : {&kv.log_mass, &kv.decay_sum}) {
+    for (const auto* array : {&kv.evicted_log_mass, &kv.log_mass, &kv.decay_sum}) {
       EXPECT_EQ(OfSlot(*array, 2, kHeads), OfSlot(*array, 0, kHeads))
-          << (array == &kv.log_mass ? "log_mass" : "decay_sum");
+          << array - &kv.evicted_log_mass;
     }
     EXPECT_EQ(OfSlot(kv.key_sum, 2, kHeads * kDim), OfSlot(kv.key_sum, 0, kHeads * kDim));
     EXPECT_EQ(OfSlot(kv.max_log_evicted_mass, 2, kLists),

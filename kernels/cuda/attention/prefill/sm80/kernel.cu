@@ -20,7 +20,8 @@ cudaError_t PrefillSm80(const BatchView& batch, const AttentionParams& params, c
   source.q_stride = params.q.row_stride;
   source.out_stride = params.out.row_stride;
   source.lse_stride = params.lse.row_stride;
-  source.transform = MakeOutputTransformArguments(params);
+  source.transform = MakeOutputTransformArguments(
+      params, schedule.RowSums(params.layer, kv.shape.q_heads), kv.shape.q_heads);
   if (params.acp == AcpMode::kCertified) source.log_tolerance = batch.log_tolerance;
   source.max_norm_product = params.bound.max_norm_product != nullptr ? params.bound.max_norm_product
                                                                      : params.bound.max_logit_bound;

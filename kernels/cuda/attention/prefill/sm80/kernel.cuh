@@ -267,7 +267,13 @@ __device__ __forceinline__ void Store(const Source& source, const typename Sourc
       QuadRow<kHeadDim> x;
 #pragma unroll
       for (int i = 0; i < kHeadDim / 4; ++i) x[i] = rows.out[r][i / 2][half * 2 + i % 2] * scale;
-      if constexpr (Source::kTransforms) transform.Apply(source.transform, half, x);
+      if constexpr (Source::kTransforms) {
+        const float norm_scale = transform.Apply(source.transform, half, x);
+        if (row < tile.count && Lane() % 4 == 0) {
+          source.transform.StoreRowSum(tile.first_row + row, tile.head, sums.max, sums.sum,
+                                       norm_scale);
+        }
+      }
       StoreRow<kHeadDim>(x, row < tile.count, source.template OutRow<kHeadDim>(tile, row));
       if (Lane() % 4 == 0) source.StoreLogSum(tile, row, sums.max, sums.sum);
     }

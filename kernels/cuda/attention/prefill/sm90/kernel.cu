@@ -54,7 +54,8 @@ cudaError_t PrefillSm90(const BatchView& batch, const AttentionParams& params, c
                                                                      : params.bound.max_logit_bound;
   source.out = params.out.data;
   source.out_stride = params.out.row_stride;
-  source.transform = MakeOutputTransformArguments(params);
+  source.transform = MakeOutputTransformArguments(
+      params, schedule.RowSums(params.layer, kv.shape.q_heads), kv.shape.q_heads);
   source.lse = static_cast<float*>(params.lse.data);
   source.lse_stride = params.lse.row_stride;
   source.blocks_total = params.blocks_total;

@@ -31,7 +31,13 @@ __device__ __forceinline__ void StoreRows(const Source& source, const typename S
     QuadRow<kHeadDim> x;
 #pragma unroll
     for (int i = 0; i < kHeadDim / 4; ++i) x[i] = out[i / 2 * 4 + 2 * r + i % 2] * scale;
-    if constexpr (Source::kTransforms) transform.Apply(source.transform, r, x);
+    if constexpr (Source::kTransforms) {
+      const float norm_scale = transform.Apply(source.transform, r, x);
+      if (real && Lane() % 4 == 0) {
+        source.transform.StoreRowSum(work.first_row + row, work.head, sums.max, sums.sum,
+                                     norm_scale);
+      }
+    }
     StoreRow<kHeadDim>(x, real, source.template OutRow<kHeadDim>(work, row));
     if (Lane() % 4 == 0) source.StoreLogSum(work, row, real, sums.max, sums.sum);
   }

@@ -96,21 +96,23 @@ __global__ void __launch_bounds__(kPlanThreads)
   *plan.splits_first = any_long ? 0 : 1;
 }
 
-// The output transform of a row, with the same bits as QuadTransform. The thread has the four
-// columns from 4 `vector` on; the row's threads have neighbouring columns.
+// The output transform of a row, with the same bits as QuadTransform; gives the scale of its norm.
+// The thread has the four columns from 4 `vector` on; the row's threads have neighbouring columns.
 template <int kHeadDim>
-__device__ __forceinline__ void TransformVector(const OutputTransformArguments& t, int64_t row,
-                                                int head, int vector, float4& x) {
+__device__ __forceinline__ float TransformVector(const OutputTransformArguments& t, int64_t row,
+                                                 int head, int vector, float4& x) {
+  float scale = 1;
   if (t.norm != nullptr) {
     const float4 norm = __ldg(reinterpret_cast<const float4*>(t.norm + head * kHeadDim) + vector);
-    const float scale = NormScale<kHeadDim>(SumSquares<kHeadDim>(x), t.eps);
+    scale = NormScale<kHeadDim>(SumSquares<kHeadDim>(x), t.eps);
     x = {x.x * scale * norm.x, x.y * scale * norm.y, x.z * scale * norm.z, x.w * scale * norm.w};
   }
-  if (t.gate == nullptr) return;
+  if (t.gate == nullptr) return scale;
   const uint2 pairs = reinterpret_cast<const uint2*>(GatesOf<kHeadDim>(t, row, head))[vector];
   const Float8 gates = Widen({pairs.x, pairs.y, 0, 0});
   x = {Gated(x.x, gates.x[0], t.act), Gated(x.y, gates.x[1], t.act), Gated(x.z, gates.x[2], t.act),
        Gated(x.w, gates.x[3], t.act)};
+  return scale;
 }
 
 // Threads that share a row have 4 columns each. Rows past the tile's end repeat the last row and
@@ -176,11 +178,13 @@ __global__ void __launch_bounds__(kMergeThreads, kMergeBlocksPerSm)
     source.MergeSink(work, row, sums);
     const float scale = sums.sum > 0 ? 1 / sums.sum * sums.of_sums : 0;
     out = {out.x * scale, out.y * scale, out.z * scale, out.w * scale};
-    TransformVector<kHeadDim>(source.transform, work.first_row + row, work.head, column, out);
+    const float norm_scale =
+        TransformVector<kHeadDim>(source.transform, work.first_row + row, work.head, column, out);
     if (wanted >= work.count) continue;
     *reinterpret_cast<uint2*>(source.OutRow<kHeadDim>(work, row) + 4 * column) = {
         PackBf16(out.x, out.y), PackBf16(out.z, out.w)};
-    if (column > 0 || source.lse == nullptr) continue;
+    if (column > 0) continue;
+    source.transform.StoreRowSum(work.first_row + row, work.head, sums.max, sums.sum, norm_scale);
     source.StoreLogSum(work, row, true, sums.max, sums.sum);
   }
 }
