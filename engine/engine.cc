@@ -101,6 +101,7 @@ void Engine::CollectOldest(Seconds now, std::vector<RequestOutput>* outputs) {
       output = std::move(outputs->back());  // with the token before the draft
       outputs->pop_back();
     }
+    if (!result->lost_mass.empty()) sequence->AddLostMass(planned, result->lost_mass[i]);
     if (sequence->request.report_windows && result->first_pages != nullptr) {
       output.windows = WindowsOf(*sequence, planned, *result);
     }

@@ -199,7 +199,7 @@ absl::StatusOr<Sha256Digest> IdentityOf(const EngineConfig& config, const Checkp
   const RunnerOptions& options = runner.options();
   Sha256 hash;
   for (const std::string& text :
-       {std::string("foxserve snapshot 2"), config.prefix_store.version, *config_json,
+       {std::string("foxserve snapshot 3"), config.prefix_store.version, *config_json,
         runner.ops().Description(), std::string(NameOf(options.dtype)),
         std::string(NameOf(options.kv_dtype)), std::string(NameOf(runner.weights().quantization)),
         std::string(NameOf(options.acp)),

@@ -91,7 +91,9 @@ void FoxModel::Forward(const BatchView& batch, AcpMode acp, const PagedKv& kv,
   }
   ops_.Evict(batch,
              {acp, weights_.self_logit_bound.as<double>(), weights_.max_logit_bound.as<double>(),
-              counters.pages_evicted, counters.max_log_evicted_mass},
+              counters.pages_evicted, counters.max_log_evicted_mass,
+              weights_.max_norm_product.as<double>(), weights_.log_max_value.as<double>(),
+              counters.lost_mass},
              kv, stream);
 }
 

@@ -34,6 +34,7 @@ struct ForwardCounters {
   int64_t* blocks_pruned = nullptr;
   int64_t* pages_evicted = nullptr;
   double* max_log_evicted_mass = nullptr;  // raised, not added to
+  LostMass* lost_mass = nullptr;           // set
 };
 
 // Not thread-safe: one pass at a time.

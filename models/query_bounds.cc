@@ -265,6 +265,19 @@ void BoundByWeights(const ModelConfig& config, const LayerTensors& layer, DType 
   }
 }
 
+// The largest ||v|| of each head, as MaxNormProduct bounds keys; a token shift keeps it.
+void BoundValues(const ModelConfig& config, const LayerTensors& layer, DType kv, bool in_blocks,
+                 HostQueryBound& bound) {
+  const std::vector<double> norm = Read(layer.attn_norm);
+  for (int head = 0; head < config.num_kv_heads; ++head) {
+    const HeadProjection value =
+        ReadHead(config, norm, layer.v_proj, layer.v_bias, head, in_blocks);
+    const double largest = ProductInflation(kv) * LargestNorm(config, value);
+    bound.log_max_value.insert(bound.log_max_value.end(), static_cast<size_t>(config.group_size()),
+                               std::log(largest));
+  }
+}
+
 // The bound with the pointers that `place` returns for its arrays.
 template <typename Place>
 QueryBound ViewOf(const HostQueryBound& bound, const Place& place) {
@@ -310,6 +323,7 @@ HostQueryBound MakeQueryBound(const ModelConfig& config, const LayerTensors& lay
   } else {
     BoundByWeights(config, layer, kv, in_blocks, bound);
   }
+  if (config.output_norm) BoundValues(config, layer, kv, in_blocks, bound);
   if (config.attention_sink) {
     const std::vector<float> sinks = Read<float>(layer.sinks);
     FOX_CHECK(sinks.size() == bound.self_logit_bound.size());

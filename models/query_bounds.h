@@ -22,6 +22,7 @@ struct HostQueryBound {
   std::vector<double> self_logit_bound;  // [H] B, by a key or the sink
   std::vector<double> max_logit_bound;   // [H] U
   std::vector<double> max_norm_product;  // [H]
+  std::vector<double> log_max_value;     // [H] EvictParams's; empty without an output norm
   double scale = 1;
   // Clamp of log f for the layer: the loosest that any of its heads needs, so that the clamp never
   // changes an output of the model.

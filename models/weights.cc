@@ -86,11 +86,11 @@ Buffer UploadVector(const HostTensor& tensor, Ops& ops, DType dtype, int64_t siz
   return stack.Upload(ops);
 }
 
-// A layer with the weights of queries and keys rounded, as its products will have them: the bounds
-// depend on no other matrix.
+// A layer with the weights of queries, keys and values rounded, as its products will have them: the
+// bounds depend on no other matrix.
 struct RoundedLayer {
   RoundedLayer(const LayerTensors& original, WeightFormat format) : tensors(original) {
-    for (HostTensor* tensor : {&tensors.q_proj, &tensors.k_proj}) {
+    for (HostTensor* tensor : {&tensors.q_proj, &tensors.k_proj, &tensors.v_proj}) {
       const int64_t count = tensor->size(), cols = tensor->shape.back();
       FOX_CHECK(tensor->shape.size() == 2);
       std::vector<float>& rounded = memory.emplace_back(static_cast<size_t>(count));
@@ -221,7 +221,7 @@ FoxWeights LoadWeights(const Checkpoint& checkpoint, Ops& ops, DType residual_dt
   }
   const std::vector<double> frequencies = RopeFrequencies(config);
   weights.rope_frequency = Upload(std::as_bytes(std::span(frequencies)), ops);
-  std::vector<double> self_logit_bound, max_logit_bound;
+  std::vector<double> self_logit_bound, max_logit_bound, max_norm_product, log_max_value;
   for (int n = 0; n < config.num_layers; ++n) {
     if (progress) progress(n, config.num_layers);
     const LayerTensors& original = checkpoint.layers()[static_cast<size_t>(n)];
@@ -233,6 +233,10 @@ FoxWeights LoadWeights(const Checkpoint& checkpoint, Ops& ops, DType residual_dt
                             bound.self_logit_bound.end());
     max_logit_bound.insert(max_logit_bound.end(), bound.max_logit_bound.begin(),
                            bound.max_logit_bound.end());
+    max_norm_product.insert(max_norm_product.end(), bound.max_norm_product.begin(),
+                            bound.max_norm_product.end());
+    log_max_value.insert(log_max_value.end(), bound.log_max_value.begin(),
+                         bound.log_max_value.end());
     weights.layers.push_back(
         LoadLayer(original, bound, config, weights.columns, ops, residual_dtype, quantization));
   }
@@ -240,6 +244,8 @@ FoxWeights LoadWeights(const Checkpoint& checkpoint, Ops& ops, DType residual_dt
   FOX_CHECK(max_logit_bound.size() == self_logit_bound.size());
   weights.self_logit_bound = Upload(std::as_bytes(std::span(self_logit_bound)), ops);
   weights.max_logit_bound = Upload(std::as_bytes(std::span(max_logit_bound)), ops);
+  weights.max_norm_product = Upload(std::as_bytes(std::span(max_norm_product)), ops);
+  weights.log_max_value = Upload(std::as_bytes(std::span(log_max_value)), ops);
   weights.final_norm = UploadVector(checkpoint.final_norm(), ops, residual_dtype);
   if (progress) progress(config.num_layers, config.num_layers);
   return weights;

@@ -73,9 +73,11 @@ struct FoxWeights {
   DType embeddings_dtype = DType::kF32;
   Buffer rope_frequency;  // [d/2] float64 radians per position; use_rope
   std::vector<LayerWeights> layers;
-  Buffer self_logit_bound, max_logit_bound;  // [layers, H] float64: QueryBound's, of all layers
-  Buffer final_norm;                         // [D] residual dtype
-  std::unique_ptr<PackedWeight> lm_head;     // [V, D]
+  // [layers, H] float64: QueryBound's, of all layers
+  Buffer self_logit_bound, max_logit_bound, max_norm_product;
+  Buffer log_max_value;                   // [layers, H] float64: EvictParams's; output_norm
+  Buffer final_norm;                      // [D] residual dtype
+  std::unique_ptr<PackedWeight> lm_head;  // [V, D]
   std::unique_ptr<PackedWeight> own_embedding_blocks;  // [V, D]; kQ8, kQ4, unless tied
 
   const PackedWeight& embedding_blocks() const {

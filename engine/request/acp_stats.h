@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/paging/acp.h"
+#include "kernels/paging/lost_mass.h"
 
 namespace fox {
 
@@ -18,6 +19,8 @@ struct AcpStats {
   int64_t peak_pages = 0;
   double max_log_evicted_mass = kNoMass;  // certificate, <= log eps
   double log_tolerance = kNoMass;         // log eps of the request; no sum touches it
+  // Of the rows of the prompt that the request computed, and of its generated tokens that were fed.
+  LostMass prompt_lost, answer_lost;
 
   // Pages that the slot holds now.
   int64_t live_pages() const { return pages_allocated - pages_evicted; }
@@ -30,6 +33,8 @@ struct AcpStats {
     pages_found_evicted += other.pages_found_evicted;
     peak_pages = std::max(peak_pages, other.peak_pages);
     max_log_evicted_mass = std::max(max_log_evicted_mass, other.max_log_evicted_mass);
+    prompt_lost.Add(other.prompt_lost);
+    answer_lost.Add(other.answer_lost);
     return *this;
   }
 };

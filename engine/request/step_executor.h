@@ -25,7 +25,9 @@ struct StepResult {
   std::vector<const SampleRecord*> scores;
   // As of the end of this plan, whichever plans were submitted after it.
   std::vector<AcpStats> stats;  // [sequences]: counters of the slot since its last release
-  int64_t free_pages = 0;       // a lower bound
+  // [sequences]: what the plan's rows of the sequence lost. May be empty: nothing.
+  std::vector<LostMass> lost_mass;
+  int64_t free_pages = 0;  // a lower bound
   // [slots + snapshot_slots]: pages that only this slot holds, as of the end of this plan. Valid
   // until the next Submit. Null without snapshot slots, because no pages are shared then.
   const int32_t* sole_pages = nullptr;

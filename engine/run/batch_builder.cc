@@ -33,6 +33,7 @@ BatchBuilder::BatchBuilder(Ops& ops, int64_t max_rows, int64_t max_seqs, int64_t
   sampled_ = take(max_logit_rows, sizeof(SampleRecord));
   counts_ = take(3 * max_seqs, sizeof(int64_t));
   mass_ = take(max_seqs, sizeof(double));
+  lost_mass_ = take(max_seqs, sizeof(LostMass));
   output_bytes_ = end;
   position_ = take(max_seqs, sizeof(int64_t));
   row_begin_ = take(max_seqs + 1, sizeof(int64_t));
@@ -69,6 +70,7 @@ StepOutputs BatchBuilder::OutputsAt(std::byte* block) const {
           counts + max_seqs_,
           counts + 2 * max_seqs_,
           At<double>(block, mass_),
+          At<LostMass>(block, lost_mass_),
           At<SampleRecord>(block, sampled_)};
 }
 
@@ -88,6 +90,7 @@ void BatchBuilder::Build(const StepPlan& plan, int64_t seqs, std::byte* staging,
   FOX_CHECK(total <= max_seqs_);
   std::fill_n(staging + counts_, mass_ - counts_, std::byte{0});
   std::fill_n(At<double>(staging, mass_), max_seqs_, kNoMass);
+  std::fill_n(At<LostMass>(staging, lost_mass_), max_seqs_, LostMass());
   num_scored_rows_ = 0;
   int64_t rows = 0, logit_rows = 0, longest = 0, decodes = 0;
   int32_t masks = 0;

@@ -22,7 +22,8 @@ struct StepOutputs {
   int64_t* blocks_pruned = nullptr;
   int64_t* pages_evicted = nullptr;
   double* max_log_evicted_mass = nullptr;  // -infinity: nothing was evicted
-  SampleRecord* sampled = nullptr;         // [max_logit_rows], by logit row
+  LostMass* lost_mass = nullptr;
+  SampleRecord* sampled = nullptr;  // [max_logit_rows], by logit row
 };
 
 // A sequence that pads a batch and touches no slot: slot -1, one token.
@@ -78,7 +79,7 @@ class BatchBuilder {
 
   // Byte offsets. The outputs come first; the token ids, the longest array that every step has,
   // come before the arrays of scored rows.
-  size_t sole_pages_ = 0, sampled_ = 0, counts_ = 0, mass_ = 0, output_bytes_ = 0;
+  size_t sole_pages_ = 0, sampled_ = 0, counts_ = 0, mass_ = 0, lost_mass_ = 0, output_bytes_ = 0;
   size_t position_ = 0, row_begin_ = 0, tolerance_ = 0, logit_row_ = 0, sample_ = 0, slot_ = 0,
          token_ = 0, scored_row_ = 0, score_ = 0;
   int64_t max_scored_rows_;  // with a repeated one

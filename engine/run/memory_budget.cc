@@ -49,7 +49,7 @@ size_t TableBytes(const PagedKvShape& shape) {
                      static_cast<size_t>(shape.q_heads);
   const auto history = static_cast<size_t>(shape.history);
   return lists * (static_cast<size_t>(shape.max_pages) * sizeof(int32_t) + 16) +
-         heads * (2 + history + static_cast<size_t>(shape.head_dim)) * sizeof(double) +
+         heads * (3 + history + static_cast<size_t>(shape.head_dim)) * sizeof(double) +
          2 * (1 + history) * lists * static_cast<size_t>(shape.head_dim) *
              SizeOf(shape.residual_dtype());
 }

@@ -75,6 +75,7 @@ Workload WorkloadOf(const ModelConfig& config, const RunnerOptions& options) {
   load.vocab_size = config.vocab_size;
   load.max_seqs = DecodeBucket(options.max_num_seqs);
   load.max_rows = std::max(options.max_num_batched_tokens, load.max_seqs);
+  load.prunes = options.acp != AcpMode::kOff;
   return load;
 }
 
@@ -241,7 +242,7 @@ void ModelRunner::SetPenaltyState(const StepPlan& plan, StepReadback& step) {
 MatrixView ModelRunner::Forward() {
   const StepOutputs& outputs = batch_.outputs();
   const ForwardCounters counters{outputs.blocks_total, outputs.blocks_pruned, outputs.pages_evicted,
-                                 outputs.max_log_evicted_mass};
+                                 outputs.max_log_evicted_mass, outputs.lost_mass};
   const BatchView& batch = batch_.batch();
   const int64_t rows = batch_.num_logit_rows();
   model_.Forward(batch, options_.acp, cache(), counters, stream_);

@@ -121,6 +121,7 @@ StepResult StepReadback::Deliver(const ExecutorLimits& limits, std::vector<AcpSt
     stats.max_log_evicted_mass =
         std::max(stats.max_log_evicted_mass, outputs.max_log_evicted_mass[i]);
     result.stats.push_back(stats);
+    result.lost_mass.push_back(outputs.lost_mass[i]);
   }
   result.free_pages = *outputs.free_pages;
   if (limits.snapshot_slots > 0) result.sole_pages = outputs.sole_pages;

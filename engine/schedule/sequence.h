@@ -174,6 +174,9 @@ struct Sequence : Progress, SlotState {
   // The slot's counters move into stats.acp as soon as they are final.
   void ReleaseSlot();
   void OnStepCollected(const AcpStats& collected);
+  // What the rows of a collected plan lost. Rows that were computed before, in a slot that was
+  // given up, do not count again, except in a chunk with others: for the prompt if it begins there.
+  void AddLostMass(const PlannedSequence& planned, const LostMass& lost);
   RequestStats FinalStats(Seconds now) const;
 
   Request request;       // the prompt is moved out
@@ -198,6 +201,7 @@ struct Sequence : Progress, SlotState {
   Seconds blocked_since = kNever;   // since it first found no room at its turn
 
   // Written by Engine.
+  int64_t lost_mass_rows = 0;   // tokens whose rows are in stats.acp's prompt_lost and answer_lost
   bool started = false;         // was in a plan
   Seconds next_event = kNever;  // earliest deadline or stall
   RequestStats stats;

@@ -41,6 +41,18 @@ TEST_P(EngineTest, EvictionsAreCounted) {
   EXPECT_EQ(engine_->stats().max_log_evicted_mass, acp.max_log_evicted_mass);
 }
 
+// The executor's rows lose one each.
+TEST_P(EngineTest, RowsLoseForThePromptOrForTheAnswer) {
+  Start(Roomy());
+  ASSERT_TRUE(engine_->Submit(MakeRequest(1, 300, 50), 0).ok());
+  RunToEnd();
+  const AcpStats& acp = received_[1].finish->stats.acp;
+  EXPECT_EQ(acp.prompt_lost.sum, 300);
+  EXPECT_EQ(acp.answer_lost.sum, 49);  // the last token is not fed
+  EXPECT_EQ(acp.prompt_lost.max_log, 299);
+  EXPECT_EQ(acp.answer_lost.max_log, 348);
+}
+
 // No token of the step that finds the pool overdrawn is delivered, and nothing goes on.
 // Rows of a prompt that are kept give the log-probabilities that are reported, in chunks of few
 // rows and after a preemption, each row once.

@@ -116,8 +116,12 @@ struct PlainLayer {
     layer.q_bias = q_bias.view();
     layer.k_proj = k_proj.view();
     layer.k_bias = k_bias.view();
+    layer.v_proj = k_proj.view();  // values are as keys
+    layer.v_bias = k_bias.view();
     layer.sinks = sinks.view();
-    return MakeQueryBound(config, layer, pages);
+    ModelConfig normed = config;
+    normed.output_norm = true;  // for a bound on values
+    return MakeQueryBound(normed, layer, pages);
   }
   // A layer whose queries are the keys of this layer.
   PlainLayer Keys() const {

@@ -237,7 +237,7 @@ TEST_F(WeightBoundsTest, NoQueryExceedsThem) {
 }
 
 // No query meets a key at a logit beyond the product of their norms, and the clamp of the gates
-// leaves room for twice that.
+// leaves room for twice that. Values, as keys here, are bounded like them.
 TEST_F(WeightBoundsTest, NormProductBoundsLogits) {
   for (int variant = 0; variant < 12; ++variant) {
     SCOPED_TRACE(variant);
@@ -258,6 +258,7 @@ TEST_F(WeightBoundsTest, NormProductBoundsLogits) {
         along = q;
       }
       EXPECT_LE(Norm(q) * Norm(k) / 4, host.max_norm_product[static_cast<size_t>(head)]) << head;
+      EXPECT_NEAR(std::log(Norm(k)), host.log_max_value[static_cast<size_t>(head)] - 1, 1) << head;
       const double s = Dot(q.data(), k.data(), 16) / 4;
       worst = std::max(worst, s / host.max_norm_product[static_cast<size_t>(head)]);
       reached = std::max(reached, s);

@@ -40,6 +40,7 @@ class StepReadbackTest : public ::testing::Test {
         out.blocks_pruned[i] = 4;
         out.pages_evicted[i] = 1;
         out.max_log_evicted_mass[i] = -20.0 - static_cast<double>(i);
+        out.lost_mass[i].Add(-30.0 - static_cast<double>(i), -25);
       }
       out.sampled[0].id = 2;
       out.sampled[0].logprob = -0.5f;
@@ -108,7 +109,10 @@ TEST_F(StepReadbackTest, PaddingRowsAreSkipped) {
 TEST_F(StepReadbackTest, CountersGrowUntilTheSlotIsReleased) {
   StepPlan plan;
   plan.sequences.push_back(Planned(3, 0, 130, {}));
-  AcpStats stats = Run(plan, {}).stats[0];
+  const StepResult result = Run(plan, {});
+  EXPECT_EQ(result.lost_mass[0].max_log, -30);
+  EXPECT_EQ(result.lost_mass[0].max_log_shift, -25);
+  AcpStats stats = result.stats[0];
   EXPECT_EQ(stats.pages_allocated, 6);  // three page rows of two lists
   EXPECT_EQ(stats.pages_evicted, 1);
   EXPECT_EQ(stats.live_pages(), 5);

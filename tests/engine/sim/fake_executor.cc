@@ -122,6 +122,12 @@ void FakeExecutor::Compute(const StepPlan& plan, Computed* computed) {
   }
   if (!batch_.empty()) keys_.Evict();
   for (const Appended& rows_of : batch_) result.stats.push_back(keys_.stats(rows_of.slot));
+  for (const PlannedSequence& sequence : plan.sequences) {
+    LostMass& lost = result.lost_mass.emplace_back();
+    lost.sum = static_cast<double>(sequence.token_ids.size());
+    lost.max_log =
+        static_cast<double>(sequence.position) + lost.sum - 1;  // the last row's position
+  }
   if (plan.read_windows) {
     computed->first_pages = keys_.first_pages();
     result.first_pages = computed->first_pages.data();
