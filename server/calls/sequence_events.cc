@@ -30,6 +30,17 @@ float RoundedUp(double bound) {
   return below ? std::nextafter(nearest, std::numeric_limits<float>::infinity()) : nearest;
 }
 
+v1::LostMass ToWire(const LostMass& lost) {
+  v1::LostMass out;
+  out.set_max_log(RoundedUp(lost.max_log));
+  out.set_log_sum(RoundedUp(std::log(lost.sum)));
+  if (lost.shift_sum > 0) {
+    out.set_max_log_shift(RoundedUp(lost.max_log_shift));
+    out.set_log_sum_shift(RoundedUp(std::log(lost.shift_sum)));
+  }
+  return out;
+}
+
 v1::AcpStats ToWire(const AcpStats& stats, const ConversionContext& context) {
   v1::AcpStats out;
   out.set_blocks_total(Unsigned(stats.blocks_total));
@@ -39,6 +50,8 @@ v1::AcpStats ToWire(const AcpStats& stats, const ConversionContext& context) {
   out.set_peak_pages(Unsigned(stats.peak_pages));
   out.set_max_log_evicted_mass(RoundedUp(stats.max_log_evicted_mass));
   out.set_log_tolerance(static_cast<float>(stats.log_tolerance));
+  if (stats.prompt_lost.sum > 0) *out.mutable_prompt_lost() = ToWire(stats.prompt_lost);
+  if (stats.answer_lost.sum > 0) *out.mutable_answer_lost() = ToWire(stats.answer_lost);
   if (context.gain) {  // times the tolerance: the evicted mass leaves out what rows skip
     out.set_bound_log_prob(RoundedUp(*context.gain * std::exp(stats.log_tolerance)));
   }

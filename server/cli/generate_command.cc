@@ -118,6 +118,12 @@ void PrintStats(const v1::Finish& finish) {
                  static_cast<double>(acp.max_log_evicted_mass()),
                  static_cast<double>(acp.log_tolerance()));
   }
+  for (const v1::LostMass* lost : {&acp.prompt_lost(), &acp.answer_lost()}) {
+    if (lost->ByteSizeLong() == 0) continue;
+    std::fprintf(stderr, "    lost by rows of the %s: at most e^%.2f each, e^%.2f in all\n",
+                 lost == &acp.prompt_lost() ? "prompt" : "answer",
+                 static_cast<double>(lost->max_log()), static_cast<double>(lost->log_sum()));
+  }
 }
 
 // Prints an answer while it arrives, and appends it to `answer`. Reports an error. Returns the exit

@@ -2,6 +2,7 @@
 #include "server/http/openai/completion_format.h"
 
 #include <algorithm>
+#include <cmath>
 #include <ctime>
 #include <limits>
 #include <optional>
@@ -10,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "kernels/core/check.h"
+#include "kernels/paging/acp.h"
 #include "kernels/paging/paged_kv.h"
 #include "server/http/port/http_error.h"
 
@@ -22,6 +24,39 @@ std::string ServerSentEvent(const std::string& data, const std::string& name) {
       data, {{"\xc2\x85", "\\u0085"}, {"\xe2\x80\xa8", "\\u2028"}, {"\xe2\x80\xa9", "\\u2029"}});
   return absl::StrCat(name.empty() ? "" : absl::StrCat("event: ", name, "\n"), "data: ", line,
                       "\n\n");
+}
+
+// Adds what another sequence lost.
+void AddLost(const v1::LostMass& other, v1::LostMass* lost) {
+  const auto up = [](double x) {
+    return std::nextafter(static_cast<float>(x), std::numeric_limits<float>::infinity());
+  };
+  if (lost->ByteSizeLong() == 0) {
+    *lost = other;
+    return;
+  }
+  lost->set_max_log(std::max(lost->max_log(), other.max_log()));
+  lost->set_log_sum(up(LogAddExp(lost->log_sum(), other.log_sum())));
+  if (!other.has_max_log_shift()) return;
+  lost->set_max_log_shift(std::max(lost->max_log_shift(), other.max_log_shift()));
+  lost->set_log_sum_shift(up(LogAddExp(lost->log_sum_shift(), other.log_sum_shift())));
+}
+
+// The fields of both LostMass, as far as they are set.
+std::string LostObjects(const v1::AcpStats& acp) {
+  std::string text;
+  const auto add = [&text](const char* name, const v1::LostMass& lost) {
+    absl::StrAppend(&text, ",\"", name, "\":{\"max_log\":", JsonBound(lost.max_log()),
+                    ",\"log_sum\":", JsonBound(lost.log_sum()));
+    if (lost.has_max_log_shift()) {
+      absl::StrAppend(&text, ",\"max_log_shift\":", JsonBound(lost.max_log_shift()),
+                      ",\"log_sum_shift\":", JsonBound(lost.log_sum_shift()));
+    }
+    text += "}";
+  };
+  if (acp.has_prompt_lost()) add("prompt_lost", acp.prompt_lost());
+  if (acp.has_answer_lost()) add("answer_lost", acp.answer_lost());
+  return text;
 }
 
 // The audits of a call's sequences as one; empty: none was asked for.
@@ -52,11 +87,14 @@ std::string FoxObject(const std::vector<EndedSequence>& sequences, int64_t cache
   float mass = -std::numeric_limits<float>::infinity(), tolerance = mass;
   std::optional<float> bound;
   uint64_t held = 0, unpruned = 0;
+  v1::AcpStats lost;
   for (const EndedSequence& sequence : sequences) {
     const v1::AcpStats& acp = sequence.acp;
     mass = std::max(mass, acp.max_log_evicted_mass());
     tolerance = std::max(tolerance, acp.log_tolerance());
     if (acp.has_bound_log_prob()) bound = std::max(bound.value_or(0), acp.bound_log_prob());
+    if (acp.has_prompt_lost()) AddLost(acp.prompt_lost(), lost.mutable_prompt_lost());
+    if (acp.has_answer_lost()) AddLost(acp.answer_lost(), lost.mutable_answer_lost());
     // A sequence that was preempted has taken pages more than once: the peak and the tokens bound
     // the pages that it had at its end.
     const auto all =
@@ -69,7 +107,7 @@ std::string FoxObject(const std::vector<EndedSequence>& sequences, int64_t cache
   const auto add_text = [](std::string* out, const std::string& text) { *out += JsonString(text); };
   return absl::StrCat(
       ",\"fox\":{\"max_log_evicted_mass\":", JsonBound(mass),
-      ",\"log_tolerance\":", JsonNumber(tolerance),
+      ",\"log_tolerance\":", JsonNumber(tolerance), LostObjects(lost),
       bound ? absl::StrCat(",\"bound_log_prob\":", JsonBound(*bound)) : "", AuditObject(sequences),
       ",\"kv_bytes\":", held * page_bytes, ",\"kv_bytes_unpruned\":", unpruned * page_bytes,
       ",\"cached_tokens\":", cached_tokens,
@@ -89,7 +127,7 @@ std::string WindowsEvent(const v1::Windows& windows, size_t choice) {
       ",\"blocks_pruned\":", acp.blocks_pruned(), ",\"pages_allocated\":", acp.pages_allocated(),
       ",\"pages_evicted\":", acp.pages_evicted(), ",\"peak_pages\":", acp.peak_pages(),
       ",\"max_log_evicted_mass\":", JsonBound(acp.max_log_evicted_mass()),
-      ",\"log_tolerance\":", JsonNumber(acp.log_tolerance()),
+      ",\"log_tolerance\":", JsonNumber(acp.log_tolerance()), LostObjects(acp),
       acp.has_bound_log_prob()
           ? absl::StrCat(",\"bound_log_prob\":", JsonBound(acp.bound_log_prob()))
           : "",

@@ -26,13 +26,20 @@ function newRun(model, prompt) {
   return {model, prompt, answer: "", prompt_tokens: 0, counted: 0, starts: null, history: []};
 }
 
+// The log of the most that any row of the prompt or of the answer lost, as far as it is known.
+function mostLost({prompt_lost, answer_lost}) {
+  const logs = [prompt_lost, answer_lost].filter(Boolean).map(({max_log}) => max_log);
+  return logs.length > 0 ? Math.max(...logs) : undefined;
+}
+
 // Takes a fox.windows event: a new moment where a page came or went, else the last one moves on.
 function addMoment(to, event) {
   const {layers, kv_heads, page_size, page_bytes, acp: {log_tolerance, bound_log_prob}} =
     event;
   Object.assign(to, {layers, kv_heads, page_size, page_bytes, log_tolerance, bound_log_prob});
   const now = {tokens: event.tokens, chars: to.answer.length,
-               mass: event.acp.max_log_evicted_mass, first: event.first_page};
+               mass: event.acp.max_log_evicted_mass, lost: mostLost(event.acp),
+               first: event.first_page};
   const last = to.history.at(-1);
   if (last !== undefined && Math.ceil(last.tokens / page_size) === pagesOf(to, now) &&
       last.first.every((page, head) => page === now.first[head])) {
@@ -116,15 +123,21 @@ function boundText() {
   return ` To first order, calibrated: at most ${nats}\u00a0nats of a token's log-probability.`;
 }
 
+// A bound on a share as a percentage, rounded up to three digits.
+function share(log) {
+  const percent = 100 * Math.exp(Math.max(log, -600));
+  const digits = 10 ** (2 - Math.floor(Math.log10(percent)));
+  return `${(Math.ceil(percent * digits) / digits).toPrecision(3)}%`;
+}
+
 function certificateText() {
-  const {mass} = shown(), most = run.log_tolerance;
+  const {mass, lost} = shown(), most = run.log_tolerance;
   if (most === null) return "Certificate: nothing may be forgotten, and nothing was.";
   if (mass === null) return `Certificate: nothing was given up yet (log eps ${most}).`;
-  const percent = 100 * Math.exp(mass), digits = 10 ** (2 - Math.floor(Math.log10(percent)));
-  const share = (Math.ceil(percent * digits) / digits).toPrecision(3);  // up: it is a bound
-  return `Proven: at most ${share}% of any row's attention is lost ` +
+  const said = lost === undefined ? "" : ` By its own bound no row lost more than ${share(lost)}.`;
+  return `Proven: at most ${share(mass)} of any row's attention can be lost ` +
     `(log\u00a0${mass.toFixed(4)}\u00a0${mass <= most ? "\u2264" : ">"}\u00a0${most}).` +
-    boundText();
+    said + boundText();
 }
 
 function showFigures() {

@@ -160,6 +160,26 @@ TEST_F(SequenceEventsTest, FinishTellsTimesAndTheCertificate) {
   EXPECT_FLOAT_EQ(end.acp().bound_log_prob(), 0.045399930F);  // 1000 exp(-10)
 }
 
+TEST_F(SequenceEventsTest, WhatRowsLostIsToldWhereTheyDid) {
+  spec_.acp_stats = true;
+  Finish finish;
+  finish.stats.acp.prompt_lost.Add(-12.25, kNoMass);
+  finish.stats.acp.prompt_lost.Add(-12.25, kNoMass);
+  v1::Finish end = End(finish, 15);
+  EXPECT_EQ(end.acp().prompt_lost().max_log(), -12.25F);
+  EXPECT_GE(static_cast<double>(end.acp().prompt_lost().log_sum()), std::log(2) - 12.25);
+  EXPECT_NEAR(end.acp().prompt_lost().log_sum(), std::log(2) - 12.25, 1e-5);
+  EXPECT_FALSE(end.acp().prompt_lost().has_max_log_shift());
+  EXPECT_FALSE(end.acp().has_answer_lost());
+  events_.reset();
+  finish.stats.acp.answer_lost.Add(-1472.5, -3.5);
+  end = End(finish, 15);
+  EXPECT_EQ(end.acp().answer_lost().max_log(), -1472.5F);
+  EXPECT_NEAR(end.acp().answer_lost().log_sum(), kLeastLogMass, 1e-4);
+  EXPECT_EQ(end.acp().answer_lost().max_log_shift(), -3.5F);
+  EXPECT_NEAR(end.acp().answer_lost().log_sum_shift(), -3.5, 1e-6);
+}
+
 // A float32 that is not below the bound, whichever way the nearest one lies.
 TEST_F(SequenceEventsTest, TheCertificateIsRoundedUp) {
   spec_.acp_stats = true;

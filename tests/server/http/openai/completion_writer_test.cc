@@ -1,6 +1,7 @@
 // CompletionWriter: the same events as one body and as chunks.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -324,6 +325,26 @@ TEST_F(CompletionWriterTest, AThoughtIsApartFromTheContent) {
   }
 }
 
+TEST_F(CompletionWriterTest, LossesAreTheLargestOfAllChoicesAndTheirSum) {
+  request_.prompts.resize(1);
+  std::vector<v1::GenerateDelta> ends = {End(1, v1::LENGTH, -11, 8, 40),
+                                         End(0, v1::LENGTH, -11, 4, 40)};
+  for (size_t i = 0; i < ends.size(); ++i) {
+    v1::LostMass* lost = ends[i].mutable_finish()->mutable_acp()->mutable_answer_lost();
+    lost->set_max_log(-20 - static_cast<float>(i));
+    lost->set_log_sum(-16);
+    lost->set_max_log_shift(-15 + static_cast<float>(i));
+    lost->set_log_sum_shift(-12);
+  }
+  const auto writer = Writer();
+  const Json fox = Json::parse(Told(writer.get(), ends).substr(6))["fox"];
+  EXPECT_FALSE(fox.contains("prompt_lost"));
+  EXPECT_EQ(fox["answer_lost"]["max_log"], -20);
+  EXPECT_EQ(fox["answer_lost"]["max_log_shift"], -14);
+  EXPECT_NEAR(fox["answer_lost"]["log_sum"].get<double>(), -16 + std::log(2), 1e-5);
+  EXPECT_NEAR(fox["answer_lost"]["log_sum_shift"].get<double>(), -12 + std::log(2), 1e-5);
+}
+
 // The page reads these fields.
 TEST(WindowsEventTest, EveryFieldIsThereAndInfinityIsNull) {
   v1::Windows windows;
@@ -337,27 +358,31 @@ TEST(WindowsEventTest, EveryFieldIsThereAndInfinityIsNull) {
   windows.mutable_acp()->set_pages_evicted(2);
   windows.mutable_acp()->set_log_tolerance(-10.5F);
   windows.mutable_acp()->set_bound_log_prob(0.5F);
+  windows.mutable_acp()->mutable_prompt_lost()->set_max_log(-14.5F);
+  windows.mutable_acp()->mutable_prompt_lost()->set_log_sum(-12.25F);
   windows.mutable_acp()->set_max_log_evicted_mass(-std::numeric_limits<float>::infinity());
   const std::string event = WindowsEvent(windows, /*choice=*/3);
   ASSERT_EQ(event.substr(0, 6), "data: ");
   ASSERT_EQ(event.substr(event.size() - 2), "\n\n");
-  EXPECT_EQ(Json::parse(event.substr(6)), Json({{"object", "fox.windows"},
-                                                {"index", 3},
-                                                {"tokens", 130},
-                                                {"layers", 2},
-                                                {"kv_heads", 1},
-                                                {"page_size", 64},
-                                                {"page_bytes", 16672},
-                                                {"first_page", {0, 2}},
-                                                {"acp",
-                                                 {{"blocks_total", 0},
-                                                  {"blocks_pruned", 0},
-                                                  {"pages_allocated", 6},
-                                                  {"pages_evicted", 2},
-                                                  {"peak_pages", 0},
-                                                  {"log_tolerance", -10.5},
-                                                  {"bound_log_prob", 0.5},
-                                                  {"max_log_evicted_mass", nullptr}}}}));
+  EXPECT_EQ(Json::parse(event.substr(6)),
+            Json({{"object", "fox.windows"},
+                  {"index", 3},
+                  {"tokens", 130},
+                  {"layers", 2},
+                  {"kv_heads", 1},
+                  {"page_size", 64},
+                  {"page_bytes", 16672},
+                  {"first_page", {0, 2}},
+                  {"acp",
+                   {{"blocks_total", 0},
+                    {"blocks_pruned", 0},
+                    {"pages_allocated", 6},
+                    {"pages_evicted", 2},
+                    {"peak_pages", 0},
+                    {"log_tolerance", -10.5},
+                    {"bound_log_prob", 0.5},
+                    {"prompt_lost", {{"max_log", -14.5}, {"log_sum", -12.25}}},
+                    {"max_log_evicted_mass", nullptr}}}}));
 }
 
 TEST_F(CompletionWriterTest, AChatHasMessagesAndDeltas) {
