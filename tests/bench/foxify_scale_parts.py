@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -109,15 +110,25 @@ def measured(name: str, folder: pathlib.Path, flags: list[str], steps: int, limi
             limit / torch.cuda.get_device_properties(0).total_memory)
     torch.set_float32_matmul_precision("high")
     run = trainer(folder, flags, steps)
+    begin, one_step = 0.0, run._one_step
+
+    def timed(done: float) -> Any:
+        """A step; behind the warm ones the clock begins when the GPU has nothing left to do."""
+        nonlocal begin
+        if run.step == WARM_STEPS:
+            torch.cuda.synchronize()
+            begin = time.monotonic()
+        return one_step(done)
+
+    run._one_step = timed  # type: ignore[method-assign]
     run.resume()
     run.introduce()
     run.train()
+    torch.cuda.synchronize()
+    pace = (steps - WARM_STEPS) * run.tokens_a_step / (time.monotonic() - begin)
     run.group.close()
     if not run.group.is_first:
         return {}
-    lines = (run.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    seconds = [json.loads(line)["seconds"] for line in lines]
-    pace = (len(seconds) - WARM_STEPS) * run.tokens_a_step / (seconds[-1] - seconds[WARM_STEPS - 1])
     peak = torch.cuda.max_memory_allocated()
     return {"bench": "foxify_scale", "model": name, "flags": " ".join(flags), "limit": limit,
             "gpus": run.group.size, "device": torch.cuda.get_device_name(), "micro": run.micro,

@@ -12,10 +12,11 @@ import quality_parts
 import tables
 
 
-# Rows that no GPU has measured yet, by a part of their names.
-UNMEASURED = {"foxify-scale": ("SmolLM2-135M-Instruct, tokens/s of 4 GPUs",
-                               "sharded over 4 GPUs"),
-              "serving": (f"{judge.PROMPT_ROWS} prompt tokens and 32 decodes",)}
+# Rows that no GPU has measured yet, by the ends of their names. Of foxify-scale they were measured
+# by a clock that began too late (its JSON's "withdrawn").
+UNMEASURED = {"foxify-scale": (
+    "--no-recompute", "--recompute", "Qwen3-8B, tokens/s of 4 GPUs over one",
+    "tokens/s of 2 GPUs over one", "GPUs: tokens/s of one")}
 
 
 class TablesTest(unittest.TestCase):
@@ -26,7 +27,7 @@ class TablesTest(unittest.TestCase):
             rows = suite.judged_rows(judge.Measurements(report))
             wait = UNMEASURED.get(name, ())
             self.assertEqual([row["row"] for row in rows if row["value"] is None],
-                             [row["row"] for row in rows if any(w in row["row"] for w in wait)],
+                             [row["row"] for row in rows if row["row"].endswith(wait)],
                              name)
 
     def test_the_readme_shows_the_committed_measurements(self) -> None:
