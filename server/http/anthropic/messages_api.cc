@@ -30,8 +30,9 @@ constexpr char kSignature[] = "unsigned";
 
 std::string Numbered(const char* name, size_t index) { return absl::StrCat(name, "[", index, "]"); }
 
-// A text, or blocks of text alone, which become its lines.
-absl::Status ReadTexts(const ExactJson& value, std::string* out) {
+// A text, or blocks of text, which become its lines. In a tool's `answer` other blocks may stand,
+// too.
+absl::Status ReadTexts(const ExactJson& value, bool answer, std::string* out) {
   if (value.is_string()) {
     *out = value.get<std::string>();
     return absl::OkStatus();
@@ -40,6 +41,10 @@ absl::Status ReadTexts(const ExactJson& value, std::string* out) {
   for (size_t i = 0; i < value.size(); ++i) {
     JsonFields block = FieldsOf(value[i]);
     const std::string type = block.String("type").value_or("");
+    if (answer && (type == "image" || type == "document")) {
+      JoinLine(kUnseenPart, out);
+      continue;
+    }
     const std::string text = block.String("text").value_or("");
     const absl::Status status =
         type != "text" ? UnknownType(type, "text") : CheckFields(block, FieldPlace::kMessagesBlock);
@@ -56,7 +61,7 @@ class TurnReader {
 
   absl::Status ReadSystem(const ExactJson& value) {
     std::string text;
-    const absl::Status status = ReadTexts(value, &text);
+    const absl::Status status = ReadTexts(value, /*answer=*/false, &text);
     if (absl::StartsWith(text, kBillingLine)) {
       text.erase(0, std::min(text.size(), text.find('\n')) + 1);
     }
@@ -93,7 +98,7 @@ class TurnReader {
     if (content == nullptr) return absl::InvalidArgumentError(".content: must be set");
     if (!content->is_array() || role == "system") {
       std::string text;
-      status = ReadTexts(*content, &text);
+      status = ReadTexts(*content, /*answer=*/false, &text);
       turns_.AddLine(role, text);
       return Below(".content", status);
     }
@@ -113,7 +118,8 @@ class TurnReader {
     } else if (type == "tool_result") {
       const ExactJson* content = block->Find("content");
       std::string* const text = turns_.AddAnswer(block->String("tool_use_id").value_or(""));
-      const auto status = content == nullptr ? absl::OkStatus() : ReadTexts(*content, text);
+      const auto status =
+          content == nullptr ? absl::OkStatus() : ReadTexts(*content, /*answer=*/true, text);
       if (!status.ok()) return Below(".content", status);
     } else {
       return UnknownType(type, "text or tool_result");

@@ -22,6 +22,10 @@ void ReadTurn(JsonFields* fields, const ChatFormat& format, v1::ChatMessages* ou
 // taken back as it is, even a call that max_tokens has cut. InvalidArgument names the message.
 absl::Status ReadMessages(const ExactJson* value, const ChatFormat& format, v1::ChatMessages* out);
 
+// Stands in a tool's answer for an image or a file. Such an answer, once given, is in all later
+// requests of an agent, so refusing it would end the conversation.
+inline constexpr char kUnseenPart[] = "(an image or a file, which this model cannot see)";
+
 // What an API says of a turn and fox.v1 does not.
 struct TurnNotes {
   std::string thought;

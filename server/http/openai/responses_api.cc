@@ -24,8 +24,9 @@ namespace {
 // Before a thought in base64: clients that send no other thoughts back, such as Codex, send this.
 constexpr char kSeal[] = "fox1:";
 
-// A text, or parts of text, which become its lines.
-absl::Status ReadParts(const ExactJson& value, std::string* out) {
+// A text, or parts of text, which become its lines. In a tool's `answer` other parts may stand,
+// too.
+absl::Status ReadParts(const ExactJson& value, bool answer, std::string* out) {
   if (value.is_string()) {
     *out = value.get<std::string>();
     return absl::OkStatus();
@@ -34,6 +35,10 @@ absl::Status ReadParts(const ExactJson& value, std::string* out) {
   for (size_t i = 0; i < value.size(); ++i) {
     JsonFields part = FieldsOf(value[i]);
     const std::string type = part.String("type").value_or("");
+    if (answer && (type == "input_image" || type == "input_file")) {
+      JoinLine(kUnseenPart, out);
+      continue;
+    }
     const bool refusal = type == "refusal";
     const bool known = refusal || type == "input_text" || type == "output_text" ||
                        type == "reasoning_text" || type == "text";
@@ -51,7 +56,8 @@ absl::Status ReadPartsOf(JsonFields* item, const char* name, bool optional, std:
   const ExactJson* value = item->Find(name);
   if (value == nullptr && !optional && item->status().ok()) item->Fail(name, "set");
   if (value == nullptr) return absl::OkStatus();
-  return Below(absl::StrCat(".", name), ReadParts(*value, out));
+  const bool answer = absl::string_view(name) == "output";
+  return Below(absl::StrCat(".", name), ReadParts(*value, answer, out));
 }
 
 // The thought of an item of reasoning, in the open or sealed by this server; "": another server's.

@@ -11,6 +11,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "nlohmann/json.hpp"
+#include "server/http/openai/chat_messages.h"
 #include "tests/fixtures/http_api_test.h"
 
 namespace fox {
@@ -51,6 +52,12 @@ TEST_F(MessagesApiTest, BlocksBecomeTurns) {
                     R"([{"type": "text", "text": "s"}], "is_error": true},
                         {"type": "text", "text": "t"}]})"),
        "U:u\nA:x\n<c>{\"f\": {\"a\": 1}}</c>\nT:r|s\nU:t\n" + skip},
+      // A tool's answer may hold what the model cannot see, as Claude Code's Read of a picture.
+      {absl::StrCat(kUser, R"(, {"role": "assistant", "content": [)", call,
+                    R"(]}, {"role": "user", "content": [)", result,
+                    R"([{"type": "text", "text": "r"}, {"type": "image", "source":
+                        {"type": "base64", "media_type": "image/png", "data": "aGk="}}]}]})"),
+       absl::StrCat("U:u\nA:<c>{\"f\": {\"a\": 1}}</c>\nT:r\n", kUnseenPart, "\n", skip)},
       // Answers belong to calls by their ids.
       {absl::StrCat(kUser, R"(, {"role": "assistant", "content": [)", call,
                     R"(, {"type": "tool_use", "id": "d", "name": "g", "input": {}}]},
@@ -158,8 +165,8 @@ TEST_F(MessagesApiTest, WhatCannotBeDoneIsRefusedByName) {
       {block("user", R"({"type": "image", "source": {}})"),
        "messages[0].content[0].type: no image; it is text or tool_result"},
       {block("user", "7"), "messages[0].content[0].type: must be text or tool_result"},
-      {block("user", R"({"type": "tool_result", "content": [{"type": "document"}]})"),
-       "messages[0].content[0].content[0].type: no document; it is text"},
+      {block("user", R"({"type": "tool_result", "content": [{"type": "video"}]})"),
+       "messages[0].content[0].content[0].type: no video; it is text"},
       {block("user", R"({"type": "text", "text": 1})"),
        "messages[0].content[0].text: must be a string"},
       {block("user", R"({"type": "text", "text": "x", "color": "red"})"),

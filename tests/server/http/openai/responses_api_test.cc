@@ -10,6 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "nlohmann/json.hpp"
+#include "server/http/openai/chat_messages.h"
 #include "tests/fixtures/http_api_test.h"
 
 namespace fox {
@@ -52,6 +53,11 @@ TEST_F(ResponsesApiTest, ItemsBecomeTurns) {
                     [{"type": "reasoning_text", "text": "h"}], "encrypted_content": null}, )",
                     call, ",", result, R"("r"}])"),
        "U:u\nA:<t>\nh\n</t>\n\n<c>{\"f\": {\"a\": 1}}</c>\nT:r\nA:"},
+      // A function's output may hold what the model cannot see, as Codex's view of a picture.
+      {absl::StrCat("[", user, ",", call, ",", result,
+                    R"([{"type": "input_text", "text": "r"},
+                        {"type": "input_image", "image_url": "data:image/png;base64,aGk="}]}])"),
+       absl::StrCat("U:u\nA:<c>{\"f\": {\"a\": 1}}</c>\nT:r\n", kUnseenPart, "\nA:")},
       // "h" in base64, and a thought of another server.
       {absl::StrCat("[", user, R"(, {"type": "reasoning", "summary": [],
                     "encrypted_content": "fox1:aA=="}, )",
