@@ -134,10 +134,10 @@ function certificateText() {
   const {mass, lost} = shown(), most = run.log_tolerance;
   if (most === null) return "Certificate: nothing may be forgotten, and nothing was.";
   if (mass === null) return `Certificate: nothing was given up yet (log eps ${most}).`;
-  const said = lost === undefined ? "" : ` By its own bound no row lost more than ${share(lost)}.`;
+  const said = lost === undefined ? "" : `, and no row lost more than ${share(lost)}`;
   return `Proven: at most ${share(mass)} of any row's attention can be lost ` +
-    `(log\u00a0${mass.toFixed(4)}\u00a0${mass <= most ? "\u2264" : ">"}\u00a0${most}).` +
-    said + boundText();
+    `(log\u00a0${mass.toFixed(4)}\u00a0${mass <= most ? "\u2264" : ">"}\u00a0${most})${said}.` +
+    boundText();
 }
 
 function showFigures() {
