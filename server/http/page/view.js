@@ -117,12 +117,6 @@ function cellText(index) {
   return `Layer ${layer}, head ${head} holds ${held} of ${NUMBERS.format(at.tokens)} tokens`;
 }
 
-function boundText() {
-  if (run.bound_log_prob === undefined) return "";
-  const nats = run.bound_log_prob.toPrecision(2);
-  return ` To first order, calibrated: at most ${nats}\u00a0nats of a token's log-probability.`;
-}
-
 // A bound on a share as a percentage, rounded up to three digits.
 function share(log) {
   const percent = 100 * Math.exp(Math.max(log, -600));
@@ -131,13 +125,23 @@ function share(log) {
 }
 
 function certificateText() {
-  const {mass, lost} = shown(), most = run.log_tolerance;
+  const {mass} = shown(), most = run.log_tolerance;
   if (most === null) return "Certificate: nothing may be forgotten, and nothing was.";
   if (mass === null) return `Certificate: nothing was given up yet (log eps ${most}).`;
-  const said = lost === undefined ? "" : `, and no row lost more than ${share(lost)}`;
   return `Proven: at most ${share(mass)} of any row's attention can be lost ` +
-    `(log\u00a0${mass.toFixed(4)}\u00a0${mass <= most ? "\u2264" : ">"}\u00a0${most})${said}.` +
-    boundText();
+    `(log\u00a0${mass.toFixed(4)}\u00a0${mass <= most ? "\u2264" : ">"}\u00a0${most}).`;
+}
+
+// What that does, as far as the server tells.
+function effectText() {
+  const {mass, lost} = shown(), nats = run.bound_log_prob, said = [];
+  if (mass === null || run.log_tolerance === null) return "";
+  if (lost !== undefined) said.push(`By its own bound no row lost more than ${share(lost)}.`);
+  if (nats !== undefined) {
+    said.push("To first order, calibrated, what can be lost moves a token's log-probability by at " +
+      `most ${nats.toPrecision(2)}\u00a0nats.`);
+  }
+  return said.join(" ");
 }
 
 function showFigures() {
@@ -150,6 +154,7 @@ function showFigures() {
   $("times").textContent = times >= 1.1 ? `, ${times.toFixed(1)}\u00d7 less` : "";
   $("tokens").textContent = NUMBERS.format(at.tokens);
   $("certificate").textContent = certificateText();
+  $("effect").textContent = effectText();
   const broken = at.mass !== null && at.mass > run.log_tolerance;
   $("certificate").className = "certificate " + (broken ? "broken" : "sound");
   $("cell").textContent = cellText(cursor);
