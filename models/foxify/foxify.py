@@ -85,8 +85,9 @@ class Trainer(TrainingRun):
         self.model = Student(self.base, args.rank, args.window_baseline)
         self.model.recompute = self.recompute
         self.losses_of = row_losses
-        compiles = self.device.type == "cuda" and not args.no_compile
-        self.keeps_gradients = compiles and not self.recompute  # a pass becomes a graph
+        # A pass becomes a graph. A window's pass has never been tried as one.
+        self.keeps_gradients = (self.device.type == "cuda" and not args.no_compile and
+                                not self.recompute and args.window_baseline is None)
         self.graph: PassGraph | None = None
         self.loader = ThreadPoolExecutor(1)
         self.loading: Future[tuple[np.ndarray, np.ndarray]] | None = None

@@ -2,7 +2,7 @@
 """Parts of gpu_bench.py --foxify-scale: steps of foxify on random weights in the shapes of
 published models, their speed, and their memory beside the plan; and the judged rows.
 
-As a program it measures one shape: foxify_scale_parts.py meta-llama/Llama-3.2-1B --steps 4; with
+As a program it measures one shape: foxify_scale_parts.py meta-llama/Llama-3.2-1B --steps 8; with
 --gpus 4 in four processes, as ./run foxify trains where it sees four GPUs. The weights are made on
 the GPU by the names of the model's tensors; no checkpoint is written or read. Text and tokenizer
 are those of the tests' toy, as neither changes the cost of a step.
@@ -241,6 +241,8 @@ def main() -> None:
     parser.add_argument("--folder", type=pathlib.Path, help=argparse.SUPPRESS)
     parser.add_argument("--json", type=pathlib.Path, help="gets the row")
     args = parser.parse_args()
+    if args.steps <= WARM_STEPS:
+        parser.error(f"--steps: more than {WARM_STEPS}, which are not timed")
     sys.path[:0] = [str(ROOT), *(str(ROOT / "tests/models" / part) for part in (
         "foxify", "finetune"))]
     if args.folder is None:
