@@ -266,8 +266,9 @@ void BoundByWeights(const ModelConfig& config, const LayerTensors& layer, DType 
 }
 
 // The largest ||v|| of each head, as MaxNormProduct bounds keys; a token shift keeps it.
-void BoundValues(const ModelConfig& config, const LayerTensors& layer, DType kv, bool in_blocks,
+void BoundValues(ModelConfig config, const LayerTensors& layer, DType kv, bool in_blocks,
                  HostQueryBound& bound) {
+  config.rope_scaling.attention_factor = 1;  // values are not rotated
   const std::vector<double> norm = Read(layer.attn_norm);
   for (int head = 0; head < config.num_kv_heads; ++head) {
     const HeadProjection value =

@@ -168,7 +168,8 @@ void Sequence::AddLostMass(const PlannedSequence& planned, const LostMass& lost)
   const int64_t end = planned.position + static_cast<int64_t>(planned.token_ids.size());
   if (end <= lost_mass_rows) return;
   lost_mass_rows = end;
-  (planned.position < prompt_tokens ? stats.acp.prompt_lost : stats.acp.answer_lost).Add(lost);
+  if (planned.position < prompt_tokens) stats.acp.prompt_lost.Add(lost);
+  if (end > prompt_tokens) stats.acp.answer_lost.Add(lost);
 }
 
 RequestStats Sequence::FinalStats(Seconds now) const {

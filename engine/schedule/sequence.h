@@ -175,7 +175,8 @@ struct Sequence : Progress, SlotState {
   void ReleaseSlot();
   void OnStepCollected(const AcpStats& collected);
   // What the rows of a collected plan lost. Rows that were computed before, in a slot that was
-  // given up, do not count again, except in a chunk with others: for the prompt if it begins there.
+  // given up, do not count again, except in a chunk with others, which counts for the prompt and
+  // for the answer if it has rows of both.
   void AddLostMass(const PlannedSequence& planned, const LostMass& lost);
   RequestStats FinalStats(Seconds now) const;
 

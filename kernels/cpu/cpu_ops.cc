@@ -74,8 +74,11 @@ void CpuOps::CopyToHost(const void* device, size_t bytes, void* host, Stream) {
 }
 
 int64_t CpuOps::WorkspaceBytes(const Workload& load) const {
-  return load.max_rows * (load.hidden_size + 2 * load.intermediate_size) *
-         static_cast<int64_t>(SizeOf(residual_dtype_));
+  const int64_t losses =
+      load.prunes ? load.shape.heads_per_slot() * static_cast<int64_t>(sizeof(HeadLoss)) : 0;
+  return load.max_rows * ((load.hidden_size + 2 * load.intermediate_size) *
+                              static_cast<int64_t>(SizeOf(residual_dtype_)) +
+                          losses);
 }
 
 std::unique_ptr<PackedWeight> CpuOps::Pack(const MatrixView& weight) { return gemm_->Pack(weight); }

@@ -33,8 +33,8 @@ FOX_HOST_DEVICE inline double MassOf(double log_mass) {
 // The bounds of rows of all heads and layers: their sum and their largest.
 struct LostMass {
   double sum = 0, max_log = kNoMass;  // of the masses
-  // Of mass * max ||v|| / |o|, by which an output norm's input moves beside its length, at most and
-  // but for a factor of two; 0 and kNoMass where no norm follows.
+  // The same of mass * max ||v|| / |o|. The input of an output norm moves by at most twice this
+  // share of its length; 0 and kNoMass where no norm follows.
   double shift_sum = 0, max_log_shift = kNoMass;
 
   FOX_HOST_DEVICE void Add(const LostMass& other) {

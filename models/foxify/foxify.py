@@ -85,8 +85,10 @@ class Trainer(TrainingRun):
         self.model = Student(self.base, args.rank, args.window_baseline)
         self.model.recompute = self.recompute
         self.losses_of = row_losses
-        # A pass becomes a graph. A window's pass has never been tried as one.
-        self.keeps_gradients = (self.device.type == "cuda" and not args.no_compile and
+        # A pass becomes a graph, but for attention's reference, which waits for the device, and for
+        # windows, whose passes have never been tried as graphs.
+        self.keeps_gradients = (HAS_CUDA_KERNELS and self.dtype == torch.bfloat16 and
+                                self.device.type == "cuda" and not args.no_compile and
                                 not self.recompute and args.window_baseline is None)
         self.graph: PassGraph | None = None
         self.loader = ThreadPoolExecutor(1)

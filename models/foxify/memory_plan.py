@@ -91,9 +91,10 @@ class Training:
         for names in MATRICES.values():
             yield from (self.architecture.shape(name) for name in names)
 
-    def _trained(self, keeps_gradients: bool) -> tuple[float, float]:
+    def _trained(self, passes: int, graph: bool) -> tuple[float, float]:
         """Bytes of what is trained: while activations are kept, and at the end of the backward
-        pass, when all gradients exist; they do from the start if they are kept."""
+        pass, when all gradients exist. A `graph` keeps activations reserved and gradients to the
+        end of the step, so there the first ones count all."""
         a, element = self.architecture, self.element
         if self.rank == 0:
             parameters = used = self._weights()[1]
@@ -108,7 +109,8 @@ class Training:
         state = 12 * parameters + element * used
         gathered = 8 * parameters if self.processes > 1 else 0
         at_end = state + 4 * parameters + max(element * (used + widest), gathered)
-        return state + (4 * parameters if keeps_gradients else 0), at_end
+        kept = 4 * parameters if passes > 1 or graph else 0
+        return state + kept + (gathered if graph else 0), at_end
 
     def _model(self, shards: int) -> float:
         """Bytes of the base: the layers' part, two layers gathered, the embeddings whole."""
@@ -129,7 +131,7 @@ class Training:
         logits = _LOGIT[self.compiled] * min(tokens, rows_at_once(a.vocab)) * a.vocab
         pruning = 4 * a.layers * micro * pages**2 * (3 * a.heads + 8 * a.kv_heads)
         largest = max(largest + recompute * layer, of(_NORM), logits, pruning)
-        trained, at_end = self._trained(self.share > micro or self.compiled and not recompute)
+        trained, at_end = self._trained(self.share // micro, self.compiled and not recompute)
         parts = {"model": self._model(shards), "trained": trained,
                  "activations": activations, "one layer or the loss": largest}
         if at_end > sum(list(parts.values())[1:]):

@@ -126,7 +126,7 @@ def peers(bench: Bench) -> Part:
 
 
 def window(bench: Bench) -> Part:
-    """A student that was trained alike for a window of as many bytes, in kvpress's pipeline."""
+    """A student that was trained for a window of as many bytes, in kvpress's pipeline."""
     student = bench.arguments.window_student
     if student is None:
         raise RuntimeError("needs --window-student")

@@ -144,7 +144,7 @@ def peers(m: Measurements) -> Iterator[str]:
               ("kvpress, the base, all keys", "", base, base)]
     windowed = m.all(bench="window-student", error=None)
     if windowed:
-        groups.append(("a window and sinks, trained alike", "", windowed, base))
+        groups.append(("a window and sinks, trained on the same data", "", windowed, base))
     groups += sorted(((name, "seen" if seen else "not seen", [*rows.values()], base)
                       for (name, seen), rows in found.items()),
                      key=lambda group: -quality_parts.mean_recall(group[2])[0])

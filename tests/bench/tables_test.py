@@ -53,7 +53,7 @@ class TablesTest(unittest.TestCase):
             "| foxserve, the base, all keys |  | 100.0% | 80.0 +- 2.1 | 100% |",
             "| **foxserve, its Fox** |  | 15.0% | 72.0 +- 2.1 | 90% |",
             "| kvpress, the base, all keys |  | 100.0% | 80.0 +- 2.1 | 100% |",
-            "| a window and sinks, trained alike |  | 15.0% | 20.0 +- 2.1 | 25% |",
+            "| a window and sinks, trained on the same data |  | 15.0% | 20.0 +- 2.1 | 25% |",
             "| SnapKV | seen | 15.0% | 20.0 +- 2.1 | 25% |",
             "| KVzip | not seen | 15.0%, masked | 16.0 +- 2.1 | 20% |",
             "| SnapKV | not seen | 15.0% | 10.0 +- 2.1 | 12.5% |"])

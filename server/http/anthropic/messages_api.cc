@@ -30,6 +30,8 @@ constexpr char kSignature[] = "unsigned";
 
 std::string Numbered(const char* name, size_t index) { return absl::StrCat(name, "[", index, "]"); }
 
+bool IsUnseen(const std::string& type) { return type == "image" || type == "document"; }
+
 // A text, or blocks of text, which become its lines. In a tool's `answer` other blocks may stand,
 // too.
 absl::Status ReadTexts(const ExactJson& value, bool answer, std::string* out) {
@@ -41,7 +43,7 @@ absl::Status ReadTexts(const ExactJson& value, bool answer, std::string* out) {
   for (size_t i = 0; i < value.size(); ++i) {
     JsonFields block = FieldsOf(value[i]);
     const std::string type = block.String("type").value_or("");
-    if (answer && (type == "image" || type == "document")) {
+    if (answer && IsUnseen(type)) {
       JoinLine(kUnseenPart, out);
       continue;
     }
@@ -103,15 +105,20 @@ class TurnReader {
       return Below(".content", status);
     }
     if (content->empty() || role == "assistant") turns_.Turn(role);
+    // Claude Code puts what a tool has read beside its answer, too.
+    const bool answers = std::any_of(content->begin(), content->end(), [](const ExactJson& block) {
+      return FieldsOf(block).String("type") == "tool_result";
+    });
     for (size_t i = 0; i < content->size() && status.ok(); ++i) {
       JsonFields block = FieldsOf((*content)[i]);
-      status = role == "user" ? ReadUserBlock(&block) : ReadAssistantBlock(&block);
+      status = role == "user" ? ReadUserBlock(answers, &block) : ReadAssistantBlock(&block);
       if (!status.ok()) status = Below(Numbered(".content", i), status);
     }
     return status;
   }
 
-  absl::Status ReadUserBlock(JsonFields* block) {
+  // `answers`: the message has a tool's answer.
+  absl::Status ReadUserBlock(bool answers, JsonFields* block) {
     const std::string type = block->String("type").value_or("");
     if (type == "text") {
       turns_.AddLine("user", block->String("text").value_or(""));
@@ -121,6 +128,9 @@ class TurnReader {
       const auto status =
           content == nullptr ? absl::OkStatus() : ReadTexts(*content, /*answer=*/true, text);
       if (!status.ok()) return Below(".content", status);
+    } else if (answers && IsUnseen(type)) {
+      turns_.AddLine("user", kUnseenPart);
+      return absl::OkStatus();
     } else {
       return UnknownType(type, "text or tool_result");
     }

@@ -38,8 +38,11 @@ void AddLost(const v1::LostMass& other, v1::LostMass* lost) {
   lost->set_max_log(std::max(lost->max_log(), other.max_log()));
   lost->set_log_sum(up(LogAddExp(lost->log_sum(), other.log_sum())));
   if (!other.has_max_log_shift()) return;
-  lost->set_max_log_shift(std::max(lost->max_log_shift(), other.max_log_shift()));
-  lost->set_log_sum_shift(up(LogAddExp(lost->log_sum_shift(), other.log_sum_shift())));
+  const bool first = !lost->has_max_log_shift();
+  const double sum = first ? kNoMass : lost->log_sum_shift();
+  lost->set_max_log_shift(first ? other.max_log_shift()
+                                : std::max(lost->max_log_shift(), other.max_log_shift()));
+  lost->set_log_sum_shift(up(LogAddExp(sum, other.log_sum_shift())));
 }
 
 // The fields of both LostMass, as far as they are set.

@@ -146,21 +146,30 @@ class Peer:
         return cached / whole, (cached - masked) / whole
 
 
+def window_of(student: pathlib.Path) -> int:
+    """The window of a student; Refusal if it is no --out of ./run foxify --window-baseline."""
+    lora_adapter = importlib.import_module("models.convert.lora_adapter")
+    try:
+        return json.loads((student / lora_adapter.CONFIG).read_text(encoding="utf-8"))["window"]
+    except (OSError, ValueError, KeyError):
+        raise Refusal(f"{student}: no adapter of ./run foxify --window-baseline") from None
+
+
 def become(model: Any, student: pathlib.Path) -> int:
     """Merges the adapter of a window-trained student into its base, as convert does, and returns
-    the window. Refusal if it is no such adapter."""
+    the window."""
     torch, safetensors, lora_adapter = (importlib.import_module(name) for name in (
         "torch", "safetensors.torch", "models.convert.lora_adapter"))
-    window = json.loads((student / lora_adapter.CONFIG).read_text(encoding="utf-8")).get("window")
-    if window is None:
-        raise Refusal(f"{student}: no adapter of ./run foxify --window-baseline")
+    window = window_of(student)
     found = {name: tensor.float() for path in lora_adapter.adapter_paths(student)
              for name, tensor in safetensors.load_file(path).items()}
     with torch.no_grad():
-        for name, up in found.items():
+        for name, tensor in found.items():
             if name.endswith(".lora_B.weight"):
                 weight = model.get_parameter(name.replace(".lora_B", ""))
-                weight.copy_(weight.float() + up @ found[name.replace(".lora_B", ".lora_A")])
+                weight.copy_(weight.float() + tensor @ found[name.replace(".lora_B", ".lora_A")])
+            elif not name.endswith((".lora_A.weight", ".sinks")):  # of --rank 0
+                model.get_parameter(name).copy_(tensor)
     for n, block in enumerate(model.model.layers):
         block.self_attn.sinks = found[f"model.layers.{n}.self_attn.sinks"].to(model.device)
         block.self_attn.window = window
@@ -260,6 +269,7 @@ def run(arguments: argparse.Namespace, results: Any) -> None:
         sys.path.insert(0, arguments.peer_packages)
     presses, arguments.bench = arguments.press, "kvpress"
     if arguments.window_student:
+        window_of(pathlib.Path(arguments.window_student))  # before the processes start
         presses, arguments.bench, arguments.keep = [ALL_KEYS], "window-student", 1
     elif arguments.keep is None:
         raise Refusal("--keep is missing")

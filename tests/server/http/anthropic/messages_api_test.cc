@@ -56,8 +56,10 @@ TEST_F(MessagesApiTest, BlocksBecomeTurns) {
       {absl::StrCat(kUser, R"(, {"role": "assistant", "content": [)", call,
                     R"(]}, {"role": "user", "content": [)", result,
                     R"([{"type": "text", "text": "r"}, {"type": "image", "source":
-                        {"type": "base64", "media_type": "image/png", "data": "aGk="}}]}]})"),
-       absl::StrCat("U:u\nA:<c>{\"f\": {\"a\": 1}}</c>\nT:r\n", kUnseenPart, "\n", skip)},
+                        {"type": "base64", "media_type": "image/png", "data": "aGk="}}]},
+                        {"type": "document", "source": {}}]})"),
+       absl::StrCat("U:u\nA:<c>{\"f\": {\"a\": 1}}</c>\nT:r\n", kUnseenPart, "\nU:", kUnseenPart,
+                    "\n", skip)},
       // Answers belong to calls by their ids.
       {absl::StrCat(kUser, R"(, {"role": "assistant", "content": [)", call,
                     R"(, {"type": "tool_use", "id": "d", "name": "g", "input": {}}]},
