@@ -25,7 +25,8 @@ struct StepResult {
   std::vector<const SampleRecord*> scores;
   // As of the end of this plan, whichever plans were submitted after it.
   std::vector<AcpStats> stats;  // [sequences]: counters of the slot since its last release
-  // [sequences]: what the plan's rows of the sequence lost. May be empty: nothing.
+  // [sequences]: bounds on the mass that the sequence's rows of the plan lost. Empty: none lost
+  // any.
   std::vector<LostMass> lost_mass;
   int64_t free_pages = 0;  // a lower bound
   // [slots + snapshot_slots]: pages that only this slot holds, as of the end of this plan. Valid

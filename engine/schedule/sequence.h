@@ -174,9 +174,9 @@ struct Sequence : Progress, SlotState {
   // The slot's counters move into stats.acp as soon as they are final.
   void ReleaseSlot();
   void OnStepCollected(const AcpStats& collected);
-  // What the rows of a collected plan lost. Rows that were computed before, in a slot that was
-  // given up, do not count again, except in a chunk with others, which counts for the prompt and
-  // for the answer if it has rows of both.
+  // Adds the mass that the rows of a collected plan lost. Rows that were computed before, in a slot
+  // that was given up, do not count again, except in a chunk with other rows. A chunk with rows of
+  // the prompt and of the answer counts for both.
   void AddLostMass(const PlannedSequence& planned, const LostMass& lost);
   RequestStats FinalStats(Seconds now) const;
 

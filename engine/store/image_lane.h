@@ -37,7 +37,7 @@ class ImageLane {
 
  private:
   Buffer memory_;                       // of two pieces
-  size_t half_ = 0;                     // bytes before the one that Room returns
+  size_t half_ = 0;                     // offset of the piece's memory that Room returns next
   std::unique_ptr<CopyStream> stream_;  // null: images are in host memory
 };
 

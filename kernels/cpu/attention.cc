@@ -154,13 +154,21 @@ class BlockAttention {
 
   // First page that the bound does not exclude for this row.
   int Boundary(const HeadRow<T>& w) const {
-    int low = kv_.first_live[list_];
+    const int low = kv_.first_live[list_];
     if (page_ == 0 || !std::isfinite(log_eps_)) return low;
     const double threshold = Threshold(w);
-    int high = page_;
+    return FirstKept(low, page_, [&](int page) {
+      return MayDrop(LogMassBound(page, w.head_in_group), threshold, log_eps_);
+    });
+  }
+
+  // The first page of [low, high) that `drops` keeps, or else the larger of both ends. The pages
+  // that it drops are the first ones.
+  template <typename Drops>
+  static int FirstKept(int low, int high, const Drops& drops) {
     while (low < high) {
       const int middle = low + (high - low) / 2;
-      if (MayDrop(LogMassBound(middle, w.head_in_group), threshold, log_eps_)) {
+      if (drops(middle)) {
         low = middle + 1;
       } else {
         high = middle;
@@ -176,17 +184,9 @@ class BlockAttention {
 
   // The first page that page ends before the rows' page leave, in this step or before (evict.cc).
   int FirstHeld() const {
-    int low = kv_.first_live[list_];
+    const int low = kv_.first_live[list_];
     if (!std::isfinite(log_eps_)) return low;
-    for (int high = page_ - 1; low < high;) {
-      const int middle = low + (high - low) / 2;
-      if (IsEvicted(middle)) {
-        low = middle + 1;
-      } else {
-        high = middle;
-      }
-    }
-    return low;
+    return FirstKept(low, page_ - 1, [&](int page) { return IsEvicted(page); });
   }
 
   // By the end of the page before the rows' page.

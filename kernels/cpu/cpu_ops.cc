@@ -74,8 +74,7 @@ void CpuOps::CopyToHost(const void* device, size_t bytes, void* host, Stream) {
 }
 
 int64_t CpuOps::WorkspaceBytes(const Workload& load) const {
-  const int64_t losses =
-      load.prunes ? load.shape.heads_per_slot() * static_cast<int64_t>(sizeof(HeadLoss)) : 0;
+  const int64_t losses = load.shape.heads_per_slot() * static_cast<int64_t>(sizeof(HeadLoss));
   return load.max_rows * ((load.hidden_size + 2 * load.intermediate_size) *
                               static_cast<int64_t>(SizeOf(residual_dtype_)) +
                           losses);

@@ -20,8 +20,8 @@ struct CpuOptions {
   std::shared_ptr<MassAudit> audit = MakeDebugAudit();  // null: none
 };
 
-// What a row of a head lost, as Attention leaves it for Evict; 1 / |o| of the output before its
-// norm.
+// The bound on the mass that a row of a head lost, and 1 / |o| of the row's output before its norm,
+// as Attention leaves them for Evict.
 struct HeadLoss {
   double log_mass = kNoMass, log_inverse_norm = 0;
 };

@@ -101,8 +101,9 @@ struct EvictParams {
   const double* max_norm_product = nullptr;  // [layers, q_heads], as in QueryBound
   // [layers, q_heads] The log of the largest ||v||, where an output norm follows; else null.
   const double* log_max_value = nullptr;
-  // [num_seqs] Set to what the sequence's rows lost to pages that page ends before their own page
-  // have evicted, or null. REQUIRES: Attention of the step's rows in all layers.
+  // [num_seqs] Set to bounds on the mass that the sequence's rows lost to pages that page ends
+  // before their own page have evicted, or null. REQUIRES: Attention of the step's rows in all
+  // layers.
   LostMass* lost_mass = nullptr;
 };
 

@@ -1,5 +1,5 @@
-// LostMass: what rows lost to evicted pages, beside what they could lose: each row of a head bounds
-// its own loss by its own denominator (kernels/docs/acp.md section 4). For host and device.
+// LostMass: bounds on the attention mass that rows lost to evicted pages. Each row of a head bounds
+// it by the row's own denominator (kernels/docs/acp.md section 4). For host and device.
 #pragma once
 
 #include <cmath>

@@ -237,7 +237,7 @@ def _rope_scaling(keys: _Keys) -> dict[str, Any] | None:
 
 
 def _yarn_parameters(keys: _Keys) -> dict[str, Any]:
-    """YaRN's parameters as config.json names them, without those that the file leaves out.
+    """The parameters of YaRN that the file has, by their names in config.json.
 
     yarn_log_multiplier is mscale_all_dim beside an mscale of 1.
     """

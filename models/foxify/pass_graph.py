@@ -21,7 +21,7 @@ class PassGraph:
         """Captures `work` for inputs of these shapes; does not run it."""
         self._inputs = [x.clone() for x in inputs]
         self._graph = torch.cuda.CUDAGraph()
-        # Other threads may use CUDA meanwhile: NCCL's, and the one that makes the next windows.
+        # NCCL's threads and the thread that makes the next windows may use CUDA during the capture.
         with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             self._result = work(*self._inputs)
 

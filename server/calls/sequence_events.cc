@@ -23,13 +23,6 @@ void AddLogprobs(const SampledToken& token, v1::TokenLogprobs* out) {
 
 uint64_t Unsigned(int64_t value) { return static_cast<uint64_t>(std::max<int64_t>(0, value)); }
 
-// The smallest float32 that is at least `bound`: a certificate must not understate the loss.
-float RoundedUp(double bound) {
-  const auto nearest = static_cast<float>(bound);
-  const bool below = static_cast<double>(nearest) < bound;
-  return below ? std::nextafter(nearest, std::numeric_limits<float>::infinity()) : nearest;
-}
-
 v1::LostMass ToWire(const LostMass& lost) {
   v1::LostMass out;
   out.set_max_log(RoundedUp(lost.max_log));
@@ -73,6 +66,12 @@ v1::Windows ToWire(const KeptWindows& windows, uint32_t index, const ConversionC
 }
 
 }  // namespace
+
+float RoundedUp(double bound) {
+  const auto nearest = static_cast<float>(bound);
+  const bool below = static_cast<double>(nearest) < bound;
+  return below ? std::nextafter(nearest, std::numeric_limits<float>::infinity()) : nearest;
+}
 
 v1::GenerateDelta MakePromptEvent(const ConversionContext& context, GenerationSpec* spec) {
   v1::GenerateDelta event;

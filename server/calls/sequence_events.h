@@ -15,6 +15,9 @@
 
 namespace fox {
 
+// The smallest float32 that is at least `bound`: a certificate must not understate the loss.
+float RoundedUp(double bound);
+
 // The first event of a prompt: id, model, count of tokens, seed; text and ids where they are
 // echoed. Takes the texts out of the spec, whose sequences it still has.
 v1::GenerateDelta MakePromptEvent(const ConversionContext& context, GenerationSpec* spec);

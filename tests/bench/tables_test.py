@@ -12,8 +12,8 @@ import quality_parts
 import tables
 
 
-# Rows that no GPU has measured yet, by the ends of their names. Of foxify-scale they were measured
-# by a clock that began too late (its JSON's "withdrawn").
+# Rows that no GPU has measured yet, by the ends of their names. The rows of foxify-scale had been
+# measured by a clock that began too late, so they are withdrawn (the JSON's "withdrawn").
 UNMEASURED = {"foxify-scale": (
     "--no-recompute", "--recompute", "Qwen3-8B, tokens/s of 4 GPUs over one",
     "tokens/s of 2 GPUs over one", "GPUs: tokens/s of one")}

@@ -29,7 +29,7 @@ struct Arguments {
   StepSchedule schedule;
 };
 
-// A head of a layer: what the bounds of all rows of a block have in common. A row's is
+// The terms of a head of a layer that the bounds of all rows of a block share. A row's bound is
 // min(relative - its log sum, log eps).
 struct HeadTerms {
   float relative;          // -infinity: the rows lost nothing

@@ -105,7 +105,7 @@ class TurnReader {
       return Below(".content", status);
     }
     if (content->empty() || role == "assistant") turns_.Turn(role);
-    // Claude Code puts what a tool has read beside its answer, too.
+    // Claude Code puts a document that a tool has read beside the tool's answer, too.
     const bool answers = std::any_of(content->begin(), content->end(), [](const ExactJson& block) {
       return FieldsOf(block).String("type") == "tool_result";
     });

@@ -2,7 +2,6 @@
 #include "server/http/openai/completion_format.h"
 
 #include <algorithm>
-#include <cmath>
 #include <ctime>
 #include <limits>
 #include <optional>
@@ -13,6 +12,7 @@
 #include "kernels/core/check.h"
 #include "kernels/paging/acp.h"
 #include "kernels/paging/paged_kv.h"
+#include "server/calls/sequence_events.h"
 #include "server/http/port/http_error.h"
 
 namespace fox {
@@ -26,23 +26,20 @@ std::string ServerSentEvent(const std::string& data, const std::string& name) {
                       "\n\n");
 }
 
-// Adds what another sequence lost.
+// Adds the lost mass of another sequence to `lost`.
 void AddLost(const v1::LostMass& other, v1::LostMass* lost) {
-  const auto up = [](double x) {
-    return std::nextafter(static_cast<float>(x), std::numeric_limits<float>::infinity());
-  };
   if (lost->ByteSizeLong() == 0) {
     *lost = other;
     return;
   }
   lost->set_max_log(std::max(lost->max_log(), other.max_log()));
-  lost->set_log_sum(up(LogAddExp(lost->log_sum(), other.log_sum())));
+  lost->set_log_sum(RoundedUp(LogAddExp(lost->log_sum(), other.log_sum())));
   if (!other.has_max_log_shift()) return;
   const bool first = !lost->has_max_log_shift();
   const double sum = first ? kNoMass : lost->log_sum_shift();
   lost->set_max_log_shift(first ? other.max_log_shift()
                                 : std::max(lost->max_log_shift(), other.max_log_shift()));
-  lost->set_log_sum_shift(up(LogAddExp(sum, other.log_sum_shift())));
+  lost->set_log_sum_shift(RoundedUp(LogAddExp(sum, other.log_sum_shift())));
 }
 
 // The fields of both LostMass, as far as they are set.

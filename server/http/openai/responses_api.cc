@@ -52,11 +52,11 @@ absl::Status ReadParts(const ExactJson& value, bool answer, std::string* out) {
 }
 
 // A field of ReadParts' form; absent where `optional`.
-absl::Status ReadPartsOf(JsonFields* item, const char* name, bool optional, std::string* out) {
+absl::Status ReadPartsOf(JsonFields* item, const char* name, bool optional, bool answer,
+                         std::string* out) {
   const ExactJson* value = item->Find(name);
   if (value == nullptr && !optional && item->status().ok()) item->Fail(name, "set");
   if (value == nullptr) return absl::OkStatus();
-  const bool answer = absl::string_view(name) == "output";
   return Below(absl::StrCat(".", name), ReadParts(*value, answer, out));
 }
 
@@ -65,7 +65,7 @@ absl::Status ReadThought(JsonFields* item, std::string* out) {
   item->Find("summary");
   const std::string encrypted = item->String("encrypted_content").value_or("");
   absl::string_view sealed = encrypted;
-  absl::Status status = ReadPartsOf(item, "content", /*optional=*/true, out);
+  absl::Status status = ReadPartsOf(item, "content", /*optional=*/true, /*answer=*/false, out);
   if (!status.ok() || !out->empty() || !absl::ConsumePrefix(&sealed, kSeal)) return status;
   if (!absl::Base64Unescape(sealed, out)) item->Fail("encrypted_content", "as this server gave it");
   return absl::OkStatus();
@@ -85,7 +85,8 @@ absl::Status ReadItem(const ExactJson& value, ChatTurns* turns) {
   std::string text;
   absl::Status status;
   if (type == "message") {
-    status = ReadPartsOf(&item, "content", /*optional=*/role == "assistant", &text);
+    status =
+        ReadPartsOf(&item, "content", /*optional=*/role == "assistant", /*answer=*/false, &text);
     const bool system = role == "system" || role == "developer";
     if (!system && role != "user" && role != "assistant" && item.status().ok()) {
       item.Fail("role", "user, assistant, system or developer");
@@ -102,7 +103,7 @@ absl::Status ReadItem(const ExactJson& value, ChatTurns* turns) {
                    SeenName(item.String("namespace").value_or(""), name),
                    SpacedArguments(arguments));
   } else if (type == "function_call_output") {
-    status = ReadPartsOf(&item, "output", /*optional=*/false, &text);
+    status = ReadPartsOf(&item, "output", /*optional=*/false, /*answer=*/true, &text);
     *turns->AddAnswer(item.String("call_id").value_or("")) = text;
   } else if (type == "item_reference") {
     return absl::InvalidArgumentError(".type: nothing is stored; send the item itself");

@@ -132,11 +132,14 @@ function certificateText() {
     `(log\u00a0${mass.toFixed(4)}\u00a0${mass <= most ? "\u2264" : ">"}\u00a0${most}).`;
 }
 
-// What that does, as far as the server tells.
+// What eviction does to rows and to the answer, as far as the server tells.
 function effectText() {
   const {mass, lost} = shown(), nats = run.bound_log_prob, said = [];
   if (mass === null || run.log_tolerance === null) return "";
-  if (lost !== undefined) said.push(`By its own bound no row that was computed here lost more than ${share(lost)}.`);
+  if (lost !== undefined) {
+    said.push("By its own bound no row that was computed here lost more than " +
+      `${share(lost)}.`);
+  }
   if (nats !== undefined) {
     said.push("To first order, calibrated, what can be lost moves a token's log-probability by at " +
       `most ${nats.toPrecision(2)}\u00a0nats.`);
