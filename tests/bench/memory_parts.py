@@ -1,11 +1,13 @@
 """Parts of gpu_bench.py --memory: how many sequences a pool of 20 GB holds at once, throughput
-under arrivals, gain and cost of the prefix cache, time and memory of a start, a restart
-(restart_part.py); and their judged rows, in the form of judge.py, which README.md shows."""
+under arrivals, gain and cost of the prefix cache, cost of audits, time and memory of a start, a
+restart (restart_part.py); and their judged rows, in the form of judge.py, which README.md shows."""
 
 from __future__ import annotations
 
 import re
+import statistics
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ Part = dict[str, Any]
 POOL = "--kv-cache-mb 19073"  # 20 GB
 SLOTS = 256  # the server's default on such a card
 QUESTIONS = "cache --loads questions --question 99 --at-once 1 --requests 4 --rounds 3 " + POOL
+AUDIT_SHARE, AUDITED, AUDIT_ROUNDS = 0.01, 800, 3  # of AUDITED requests in each round
 
 
 def together(*parts: Part) -> Part:
@@ -38,6 +41,40 @@ def compare(clients: str, seconds: float, load: str) -> Callable[[Bench], Part]:
 
 def questions(prefix: str, document: int) -> Callable[[Bench], Part]:
     return lambda bench: bench.fox_bench(f"{QUESTIONS} --document {document}", 60, prefix=prefix)
+
+
+def load_with_audits(bench: Bench, share: float) -> Part:
+    """Requests that all arrive at once, on a server that audits `share` of its answers. The clock
+    runs until the last audit has ended, as audits wait while requests do."""
+    metrics = restart_part.free_port()
+    with bench.server(*POOL.split(), "--max-model-len", "4096", "--max-num-queued-reqs", "4096",
+                      "--max-num-queued-tokens", "16000000", "--max-queue-seconds", "0",
+                      "--metrics-port", metrics, "--audit-share", str(share),
+                      device=bench.arguments.device) as server:
+        part = bench.fox_bench(f"serve --target {server.address} --rates 10000 "
+                               f"--requests {AUDITED} --prompt-tokens 512-2048 "
+                               "--output-tokens 32-128", 60)
+        begin, counted = time.monotonic(), restart_part.Client(server, metrics)
+        while (done := counted.metric("fox_audit_max_tv_count")) < round(share * AUDITED):
+            if counted.metric("fox_audits_skipped_total") > 0 or time.monotonic() > begin + 30:
+                raise RuntimeError(f"{done} audits have a result")
+            time.sleep(0.01)
+        served = part["rows"][0]
+        pace = served["output_tokens_per_second"] * served["seconds"] / (
+            served["seconds"] + time.monotonic() - begin)
+    return {"pace": pace, "audits": done}
+
+
+def audits(bench: Bench) -> Part:
+    """What audits cost a load of prompts and answers of usual length, without and with in turns."""
+    rows = []
+    for _ in range(AUDIT_ROUNDS):
+        off, on = load_with_audits(bench, 0), load_with_audits(bench, AUDIT_SHARE)
+        rows.append({"bench": "audits", "share": AUDIT_SHARE, "requests": AUDITED,
+                     "audits": on["audits"], "tokens_per_second": on["pace"],
+                     "tokens_per_second_off": off["pace"]})
+        print(rows[-1], flush=True)
+    return {"rows": rows}
 
 
 def device_mib() -> float | None:
@@ -84,6 +121,7 @@ PARTS: dict[str, Callable[[Bench], Part]] = {
     "cache-strangers": lambda bench: bench.fox_bench(
         "cache --loads strangers --document 8192 --requests 64 --answer 64 --at-once 32 --rounds 5 "
         + POOL, 80),  # a quarter of a document is a prompt
+    "audits": audits,
     "start": start,
     "restart": restart_part.restart,
 }
@@ -136,5 +174,13 @@ def cache(m: Measurements) -> Iterator[Row]:
               pace and f"rounds {100 * (1 - pace['max']):.2g} to {100 * (1 - pace['min']):.2g}")
 
 
+def audit_cost(m: Measurements) -> Iterator[Row]:
+    lost = [100 * (1 - found["tokens_per_second"] / found["tokens_per_second_off"])
+            for found in m.all(bench="audits")]
+    yield row("tokens/s that audits of 1% of the answers cost",
+              statistics.median(lost) if lost else None, "%", "most", 2, 1.5,
+              f"rounds {min(lost):.2g} to {max(lost):.2g}" if lost else "")
+
+
 def judged_rows(m: Measurements) -> list[Row]:
-    return [judged for rows in (loads, cache, restart_part.judged_rows) for judged in rows(m)]
+    return [judged for rows in (loads, cache, audit_cost, restart_part.judged_rows) for judged in rows(m)]
