@@ -61,6 +61,11 @@ class RowStack {
     bytes_.insert(bytes_.end(), static_cast<size_t>(count) * SizeOf(dtype_), std::byte{0});
   }
 
+  // Adds zeros up to `rows` rows.
+  void PadTo(int64_t rows) {
+    AddZeros(rows * cols_ - static_cast<int64_t>(bytes_.size() / SizeOf(dtype_)));
+  }
+
   // Rounds all rows except the last `kept` ones.
   std::unique_ptr<PackedWeight> Pack(Ops& ops, Quantization quantization, int64_t rows,
                                      int64_t kept = 0) {
@@ -132,11 +137,12 @@ LayerWeights LoadLayer(const LayerTensors& layer, const HostQueryBound& bound,
   FOX_CHECK(config.num_heads % config.num_gates() == 0);
   const int per_gate = config.num_heads / config.num_gates();
   const int64_t attention = (config.output_gate ? 2 : 1) * config.q_size() + 2 * config.kv_size();
-  w.projection = RowStack(config.hidden_size, residual_dtype,
-                          {&layer.q_proj, &layer.k_proj, &layer.v_proj, &layer.ogate_proj,
-                           &layer.k_shift_proj, &layer.v_shift_proj, &layer.fgate_proj},
-                          per_gate)
-                     .Pack(ops, quantization, columns.total, columns.total - attention);
+  RowStack projection(config.hidden_size, residual_dtype,
+                      {&layer.q_proj, &layer.k_proj, &layer.v_proj, &layer.ogate_proj,
+                       &layer.k_shift_proj, &layer.v_shift_proj, &layer.fgate_proj},
+                      per_gate);
+  projection.PadTo(columns.total);
+  w.projection = projection.Pack(ops, quantization, columns.total, columns.total - attention);
   w.projection_bias = ProjectionBias(layer, config, columns, ops, residual_dtype);
   w.fgate_bias = UploadVector(layer.fgate_bias, ops, residual_dtype, 1, per_gate);
   const bool shared = config.qk_norm && !config.qk_norm_per_head;
@@ -176,6 +182,7 @@ ProjectionColumns ColumnsOf(const ModelConfig& config) {
   if (config.k_shift) columns.k_shift = take(config.num_kv_heads);
   if (config.v_shift) columns.v_shift = take(config.num_kv_heads);
   if (config.forget_gate == ForgetGate::kFull) columns.fgate = take(config.num_heads);
+  columns.total = (columns.total + kColumnsMultiple - 1) / kColumnsMultiple * kColumnsMultiple;
   return columns;
 }
 

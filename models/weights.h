@@ -16,6 +16,10 @@
 
 namespace fox {
 
+// 16 bytes of bf16: cuBLASLt has slower kernels for other numbers of outputs, which gates of nine
+// or 28 heads would make.
+inline constexpr int64_t kColumnsMultiple = 8;
+
 // Columns of the fused projection [q | k | v | ogate | k_shift | v_shift | fgate]; -1: absent.
 struct ProjectionColumns {
   int64_t q = 0;         // Q
@@ -25,7 +29,7 @@ struct ProjectionColumns {
   int64_t k_shift = -1;  // K
   int64_t v_shift = -1;  // K
   int64_t fgate = -1;    // H
-  int64_t total = 0;
+  int64_t total = 0;     // with columns of zeros behind them, up to a multiple of kColumnsMultiple
 
   // Elements from one row of the projection's output to the next. A bf16 row starts at a multiple
   // of 128 bytes, so that a head's part of it is in as few cache lines as its size allows.

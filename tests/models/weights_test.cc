@@ -163,6 +163,21 @@ TEST_P(QuantizedWeightsTest, BoundsHoldForTheRoundedWeights) {
 
 // A layer whose norm weights in one block are far apart, which its projection makes up for:
 // rounding the large inputs there errs by more than the small ones are.
+// cuBLASLt's fast kernels want outputs in whole units of 16 bytes, which gates of 9 or 28 heads are
+// not by themselves.
+TEST(ProjectionColumnsTest, AreAMultipleOfEight) {
+  for (const int heads : {1, 9, 14, 28, 32}) {
+    ModelConfig config;
+    config.num_heads = heads;
+    config.num_kv_heads = 1;
+    config.head_dim = 64;
+    const ProjectionColumns columns = ColumnsOf(config);
+    const int64_t used = config.q_size() + 2 * config.kv_size() + heads;
+    EXPECT_EQ(columns.fgate, used - heads);
+    EXPECT_EQ(columns.total, (used + 7) / 8 * 8);
+  }
+}
+
 TEST(BlockInputsTest, TheBoundPaysForTheirRounding) {
   constexpr int64_t kHidden = 64, kDim = 32, kRows = 40;
   constexpr float kSmall = 0x1p-18F;
