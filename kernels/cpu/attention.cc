@@ -192,14 +192,10 @@ class BlockAttention {
   // By the end of the page before the rows' page.
   bool IsEvicted(int page) const {
     for (int g = 0; g < kv_.shape.group(); ++g) {
-      const int64_t before = kv_.SummaryIndex(table_[page_ - 1], g);
       const int head = kv_head_ * kv_.shape.group() + g;
-      const double c =
-          UpperCumulativeGate(kv_.page_cum_log_f[before],
-                              static_cast<double>(kv_.LogFOffsets<T>(before)[kPageTokens - 1]));
-      const double threshold =
-          PageThreshold(params_.acp, kv_.log_denominator_bound[before], c,
-                        params_.bound.self_logit_bound[head], params_.bound.max_logit_bound[head]);
+      const double threshold = PageEndThreshold<T>(
+          params_.acp, kv_, kv_.SummaryIndex(table_[page_ - 1], g),
+          params_.bound.self_logit_bound[head], params_.bound.max_logit_bound[head]);
       if (!MayDrop(LogMassBound(page, g), threshold, log_eps_)) return false;
     }
     return true;

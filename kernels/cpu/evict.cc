@@ -21,13 +21,10 @@ double EvictedMassBound(const EvictParams& params, const PagedKv& kv, const int3
                         int64_t kv_head, int first, int p) {
   double largest = kNoMass;
   for (int g = 0; g < kv.shape.group(); ++g) {
-    const int64_t summary = kv.SummaryIndex(table[p], g), head = kv_head * kv.shape.group() + g;
-    const double c_end =
-        UpperCumulativeGate(kv.page_cum_log_f[summary],
-                            static_cast<double>(kv.LogFOffsets<T>(summary)[kPageTokens - 1]));
+    const int64_t head = kv_head * kv.shape.group() + g;
     const double threshold =
-        PageThreshold(params.acp, kv.log_denominator_bound[summary], c_end,
-                      params.self_logit_bound[head], params.max_logit_bound[head]);
+        PageEndThreshold<T>(params.acp, kv, kv.SummaryIndex(table[p], g),
+                            params.self_logit_bound[head], params.max_logit_bound[head]);
     const double evicted_mass = kv.log_mass_bound[kv.SummaryIndex(table[first], g)] + threshold;
     if (!(evicted_mass <= largest)) largest = evicted_mass;  // a NaN wins: keep
     if (std::isnan(largest)) break;

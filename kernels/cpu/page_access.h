@@ -9,6 +9,7 @@
 #include "kernels/core/check.h"
 #include "kernels/core/e4m3.h"
 #include "kernels/cpu/isa/isa_kernels.h"
+#include "kernels/paging/acp.h"
 #include "kernels/paging/paged_kv.h"
 
 namespace fox {
@@ -94,6 +95,18 @@ void ReadKey(const PagedKv& kv, int32_t page, int token, T* key) {
       key[m] = static_cast<T>(WidenElement(*keys));
     }
   }
+}
+
+// PageThreshold of one head at the end of a full page: what Evict drops pages by, and what
+// attention knows dropped pages by. `summary`: SummaryIndex of that page and head; T: the wide
+// type.
+template <typename T>
+double PageEndThreshold(AcpMode acp, const PagedKv& kv, int64_t summary, double self_logit_bound,
+                        double max_logit_bound) {
+  const double c_end = UpperCumulativeGate(
+      kv.page_cum_log_f[summary], static_cast<double>(kv.LogFOffsets<T>(summary)[kPageTokens - 1]));
+  return PageThreshold(acp, kv.log_denominator_bound[summary], c_end, self_logit_bound,
+                       max_logit_bound);
 }
 
 // Calls body with (wide type, page type) values for the cache's dtype.
