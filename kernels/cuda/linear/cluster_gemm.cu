@@ -19,6 +19,7 @@
 
 #include "kernels/core/check.h"
 #include "kernels/cuda/linear/cluster_gemm_epilogue.cuh"
+#include "kernels/cuda/linear/fp8_operand.cuh"
 #include "kernels/cuda/linear/gemm_kernels.h"
 #include "kernels/cuda/primitives/ring.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
@@ -26,7 +27,6 @@
 #include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/ptx/global_memory.cuh"
 #include "kernels/cuda/ptx/mbarrier.cuh"
-#include "kernels/cuda/ptx/mma_sm80.cuh"
 #include "kernels/cuda/ptx/named_barrier.cuh"
 #include "kernels/cuda/ptx/tma.cuh"
 #include "kernels/cuda/ptx/wgmma.cuh"
@@ -151,8 +151,8 @@ struct Reader {
 
   Ring weights, inputs;
   RingPlace at;
-  int before = 0;                  // stage that the products under way read
-  uint32_t widened[2][2][4] = {};  // their operand of W in 8 bits: [half of a chunk][16 columns]
+  int before = 0;            // stage that the products under way read
+  HeldOperand widened = {};  // their operand of W in 8 bits
 
   // Frees the stage of the products that were under way; they must have read it.
   __device__ __forceinline__ void Release() const {
@@ -169,9 +169,12 @@ struct Reader {
     const uint64_t x = LinesDescriptor(inputs.At(at.stage) + group * kGroupRows * kLineBytes);
     weights.full[at.stage].Wait(at.parity);
     if constexpr (kFp8) {
+      const int row = Warp() % (kHalfOut / 16) * 16 + Lane() % 16;
 #pragma unroll
       for (int i = 0; i < kChunks; ++i) {
-        MultiplyCodes(first, i, sums[i], w, x + i * (kRows * kLineBytes / 16));
+        MultiplyCodes(first, i, sums[i], widened, w, row, x + i * (kRows * kLineBytes / 16), [&] {
+          if (i == 0) inputs.full[at.stage].Wait(at.parity);
+        });
       }
     } else {
       inputs.full[at.stage].Wait(at.parity);
@@ -181,35 +184,6 @@ struct Reader {
     if (any_before) Release();
     before = at.stage;
     at.Advance(weights.stages);
-  }
-
-  // Starts the products of one of a tile's chunks in 8 bits: c = products if `first`, else c +=
-  // products. Loads the warp's 16 rows of W from lines that TMA has swizzled: the second half of
-  // the columns is two 16-byte units further, hence `from ^ 32`. Each half is widened while the
-  // half before is multiplied: WgmmaWait<1> leaves only that one running, so the registers that it
-  // does not read may be overwritten.
-  __device__ __forceinline__ void MultiplyCodes(bool first, int chunk, Sums& c,
-                                                const unsigned char* w, uint64_t x) {
-    const int row = Warp() % (kHalfOut / 16) * 16 + Lane() % 16, unit = chunk * 4 + Lane() / 16;
-    const uint32_t from = SharedAddress(w) + row * kLineBytes + (unit ^ row % 8) * 16;
-    uint32_t words[2][4];
-    LoadMatrices(words[0], from);
-    LoadMatrices(words[1], from ^ 32);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      WgmmaWait<1>();
-#pragma unroll
-      for (int step = 0; step < 2; ++step) {
-        uint32_t(&to)[4] = widened[half][step];
-        WarpgroupFenceOperand(to);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          to[i] = WidenPair(Fp8Pair(words[half][step * 2 + i % 2], i >= 2));
-        }
-      }
-      if (chunk == 0 && half == 0) inputs.full[at.stage].Wait(at.parity);
-      MultiplyHeld(first && half == 0, c, widened[half], x + half * 4);
-    }
   }
 
   // sums[0] (or `memory`, see AddHalves) = the warpgroup's sums over kBlockClasses classes of

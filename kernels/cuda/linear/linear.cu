@@ -1,7 +1,9 @@
 // Which product for which rows. Decode rows: on Hopper small_batch_gemm.cu for 1 to 4 and
 // cluster_gemm.cu for more, which give the same bits; elsewhere small_batch_gemm.cu in passes up to
 // kMaxPassedRows. Prefill rows: cublas_gemm.cc or, on Hopper with a gate, prefill_gemm.cu; weights
-// in 8 bits are widened to bf16 for the call.
+// in 8 bits are widened to bf16 for the call, in the time of the product of some 400 rows. So on
+// Hopper prefill_fp8_gemm.cu multiplies up to kMaxPrefillsByCodes rows by the codes as they lie,
+// with the same bits.
 #include <cuda_bf16.h>
 
 #include <algorithm>
@@ -23,6 +25,7 @@ constexpr size_t kCublasBytes = size_t{32} << 20;
 constexpr int kBiasThreads = 256;
 // On Hopper cluster_gemm.cu is faster for more decode rows.
 constexpr int64_t kMaxPassedRowsHopper = 4;
+constexpr int64_t kMaxPrefillsByCodes = 1536;
 
 // out += bias, after a product of cuBLASLt's. bf16 outputs are rounded twice.
 __global__ void __launch_bounds__(kBiasThreads) AddBias(const float* bias, const MatrixView out) {
@@ -163,10 +166,15 @@ struct LinearEngine::State {
     return ClusterGemm(x, p, next, limits.multiprocessors, stream);
   }
 
+  // True if prefill rows are multiplied by codes of W as they lie.
+  bool MultipliesCodes(const LinearParams& p) const {
+    return hopper && OnDevice(p.weight).fp8().rows > 0 && p.in.rows <= kMaxPrefillsByCodes;
+  }
+
   // The product of the call's rows from `first` on, which are prefill rows.
   cudaError_t MultiplyPrefills(const LinearParams& p, int64_t first, cudaStream_t stream) {
     const DeviceWeight& weight = OnDevice(p.weight);
-    if (weight.fp8().rows > 0) {
+    if (weight.fp8().rows > 0 && !MultipliesCodes(p)) {
       FOX_CHECK(WidenedBytes(weight) <= widened_bytes);
       if (const cudaError_t result = WidenWeight(weight, widened, stream)) return result;
       const DeviceWeight whole(weight.out(), weight.in(), {widened, 0, [](void*, size_t) {}});
@@ -180,6 +188,7 @@ struct LinearEngine::State {
       if (deferred_rows.rows * deferred_rows.cols > first * x.cols) deferred_rows = {};
       if (const cudaError_t result = NormRows(p.in, *p.norm, x, stream)) return result;
     }
+    if (MultipliesCodes(p)) return PrefillFp8Gemm(x, p, limits.multiprocessors, stream);
     if (hopper && p.gate) return PrefillGemm(x, p, limits.multiprocessors, stream);
     FOX_CHECK(!hopper || x.rows > 1);  // cuBLASLt may compute one alone in another order
     const MatrixView y = p.gate ? Halves(x.rows, p.weight.out()) : p.out;

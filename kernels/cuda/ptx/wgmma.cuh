@@ -137,6 +137,8 @@ FOX_WGMMA_HELD("8", 4, "{%4, %5, %6, %7}, %8")
 FOX_WGMMA_HELD("16", 8, "{%8, %9, %10, %11}, %12")
 FOX_WGMMA_HELD("32", 16, "{%16, %17, %18, %19}, %20")
 FOX_WGMMA_HELD("64", 32, "{%32, %33, %34, %35}, %36")
+FOX_WGMMA_HELD("128", 64, "{%64, %65, %66, %67}, %68")
+FOX_WGMMA_HELD("256", 128, "{%128, %129, %130, %131}, %132")
 
 // A product of a and b in shared memory, but a b instead of a b^T: b [16, N] with N contiguous.
 FOX_SHARED(WgmmaRows, "32", 16, "%16, %17", "0, 1")

@@ -19,12 +19,12 @@
 // works before its wait; so does BeginStepKernel, and PlanSplitsKernel counts splits before its
 // own.
 //
-// PrefillGemm triggers after its wait for another reason: in a step of at most four decode rows
-// beside a short prompt, the next product (down) would start while gate/up of the decode rows still
-// runs, three launches before it. On an H200 some blocks of that product then computed with wrong
-// rows of W, in 35 to 77 of 100 chains of linear_test.cc. Why is not known: it reads nothing but W
-// before its wait, loads past the first-level cache changed nothing, nor did a pause behind the
-// wait; four simple kernels in such a chain see all that they should (launch_test.cu).
+// PrefillGemm, and so PrefillFp8Gemm, triggers after its wait for another reason: in a step of at
+// most four decode rows beside a short prompt, the next product (down) would start while gate/up of
+// the decode rows still runs, three launches before it. On an H200 some blocks of that product then
+// computed with wrong rows of W, in 35 to 77 of 100 chains of linear_test.cc. Why is not known: it
+// reads only W before its wait, neither loads past the first-level cache nor a pause behind it
+// changed it; four simple kernels in such a chain see all that they should (launch_test.cu).
 #pragma once
 
 #include <cuda_runtime.h>

@@ -421,7 +421,8 @@ INSTANTIATE_TEST_SUITE_P(RowsAndDecodes, LinearChainTest,
                                            Chain{140, 40, true}, Chain{4, 4, false, true},
                                            Chain{61, 1, false, true}, Chain{62, 2, false, true},
                                            Chain{44, 4, false, true}, Chain{68, 8, false, true},
-                                           Chain{62, 2, true, true}, Chain{44, 4, true, true}),
+                                           Chain{62, 2, true, true}, Chain{44, 4, true, true},
+                                           Chain{290, 2, true, true}),
                          [](const auto& chain) {
                            const Chain& c = chain.param;
                            return std::to_string(c.rows) + "x" + std::to_string(c.decodes) +
