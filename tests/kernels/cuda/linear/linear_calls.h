@@ -180,7 +180,8 @@ inline void LinearTest::Expect(const Call& call, DType dtype, int64_t gap) {
     for (int64_t c = 0; c < out; ++c) ASSERT_FALSE(std::isnan(result.At(r, c))) << r << " " << c;
   }
   const bool normed = call.norm != nullptr;
-  // The result is rounded to its type, and once before the bias where that is added later.
+  // The result is rounded to its type, and once before the last of bias and y's previous value is
+  // added; kernels differ in which is the last.
   const double rounding = dtype == DType::kF32 ? 0x1p-23 : 0x1p-8;
   const std::vector<int64_t> columns = ColumnsToCheck(out, rows, in);
   for (int64_t r = 0; r < rows; ++r) {
@@ -188,11 +189,12 @@ inline void LinearTest::Expect(const Call& call, DType dtype, int64_t gap) {
     for (const int64_t c : columns) {
       Product p = ProductOf(t, *call.weight, c, normed);
       if (call.gate) p = Gated(p, ProductOf(t, *call.weight, out + c, normed), *call.gate);
-      double want = p.value;
-      if (call.bias != nullptr) want += call.bias->At(0, c);
-      if (call.accumulate) want += before[static_cast<size_t>(r * stride + c)];
+      const double bias = call.bias != nullptr ? call.bias->At(0, c) : 0;
+      const double previous = call.accumulate ? before[static_cast<size_t>(r * stride + c)] : 0;
+      const double want = p.value + bias + previous;
+      const double partial = std::max(std::abs(p.value + bias), std::abs(p.value + previous));
       const double tolerance =
-          p.error * (1 + rounding) + rounding * (std::abs(want) + std::abs(p.value)) + 1e-30;
+          p.error * (1 + rounding) + rounding * (std::abs(want) + partial) + 1e-30;
       ASSERT_LE(std::abs(result.At(r, c) - want), tolerance)
           << "row " << r << " column " << c << " of " << rows << " x " << out << ", in " << in;
     }
