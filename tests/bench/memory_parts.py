@@ -184,4 +184,5 @@ def audit_cost(m: Measurements) -> Iterator[Row]:
 
 
 def judged_rows(m: Measurements) -> list[Row]:
-    return [judged for rows in (loads, cache, audit_cost, restart_part.judged_rows) for judged in rows(m)]
+    return [judged for rows in (loads, cache, audit_cost, restart_part.judged_rows)
+            for judged in rows(m)]

@@ -167,6 +167,7 @@ TEST_P(QuantizedWeightsTest, BoundsHoldForTheRoundedWeights) {
 // not by themselves.
 TEST(ProjectionColumnsTest, AreAMultipleOfEight) {
   for (const int heads : {1, 9, 14, 28, 32}) {
+    SCOPED_TRACE(heads);
     ModelConfig config;
     config.num_heads = heads;
     config.num_kv_heads = 1;
