@@ -189,7 +189,7 @@ absl::StatusOr<Sha256Digest> IdentityOf(const EngineConfig& config, const Checkp
     chunks.push_back(file);
   }
   std::vector<Sha256Digest> digests(chunks.size());
-  ThreadPool pool(static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1U, 16U)));
+  ThreadPool pool(StartThreads());
   pool.ForEach(static_cast<int64_t>(chunks.size()), true, [&](int64_t i) {
     Sha256 hash;
     hash.Add(chunks[static_cast<size_t>(i)].data(), chunks[static_cast<size_t>(i)].size());

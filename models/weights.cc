@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "kernels/core/check.h"
+#include "kernels/core/thread_pool.h"
 #include "kernels/core/weight_format.h"
 
 namespace fox {
@@ -94,15 +95,16 @@ Buffer UploadVector(const HostTensor& tensor, Ops& ops, DType dtype, int64_t siz
 // A layer with the weights of queries, keys and values rounded, as its products will have them: the
 // bounds depend on no other matrix.
 struct RoundedLayer {
-  RoundedLayer(const LayerTensors& original, WeightFormat format) : tensors(original) {
+  RoundedLayer(const LayerTensors& original, WeightFormat format, ThreadPool& pool)
+      : tensors(original) {
     for (HostTensor* tensor : {&tensors.q_proj, &tensors.k_proj, &tensors.v_proj}) {
       const int64_t count = tensor->size(), cols = tensor->shape.back();
       FOX_CHECK(tensor->shape.size() == 2);
       std::vector<float>& rounded = memory.emplace_back(static_cast<size_t>(count));
-      for (int64_t first = 0; first < count; first += cols) {
-        ReadElements(*tensor, first, cols, rounded.data() + first);
-        RoundRow(format, rounded.data() + first, cols);
-      }
+      pool.ForEach(count / cols, count >= kParallelElements, [&](int64_t n) {
+        ReadElements(*tensor, n * cols, cols, rounded.data() + n * cols);
+        RoundRow(format, rounded.data() + n * cols, cols);
+      });
       *tensor = {reinterpret_cast<const std::byte*>(rounded.data()), DType::kF32, tensor->shape};
     }
   }
@@ -229,11 +231,13 @@ FoxWeights LoadWeights(const Checkpoint& checkpoint, Ops& ops, DType residual_dt
   const std::vector<double> frequencies = RopeFrequencies(config);
   weights.rope_frequency = Upload(std::as_bytes(std::span(frequencies)), ops);
   std::vector<double> self_logit_bound, max_logit_bound, max_norm_product, log_max_value;
+  ThreadPool pool(quantization == Quantization::kNone ? 1 : StartThreads());
   for (int n = 0; n < config.num_layers; ++n) {
     if (progress) progress(n, config.num_layers);
     const LayerTensors& original = checkpoint.layers()[static_cast<size_t>(n)];
     std::optional<RoundedLayer> rounded;
-    if (quantization != Quantization::kNone) rounded.emplace(original, FormatOf(quantization));
+    if (quantization != Quantization::kNone)
+      rounded.emplace(original, FormatOf(quantization), pool);
     const LayerTensors& layer = rounded ? rounded->tensors : original;
     const HostQueryBound bound = MakeQueryBound(config, layer, kv_dtype, IsBlocks(quantization));
     self_logit_bound.insert(self_logit_bound.end(), bound.self_logit_bound.begin(),

@@ -2,8 +2,10 @@
 // until none is left, and the caller waits until all are done. See thread_pool.h.
 #include "kernels/core/thread_pool.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <thread>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -87,6 +89,10 @@ void ThreadPool::Work() {
     if (stop_) return;  // after the round: the last one comes after stop_, and no other follows
     TakeIndices();
   }
+}
+
+int StartThreads() {
+  return static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1U, 16U));
 }
 
 }  // namespace fox

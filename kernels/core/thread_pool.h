@@ -55,6 +55,9 @@ class ThreadPool {
   std::atomic<bool> stop_{false};
 };
 
+// Threads for the work of a start, on weights and files: one per core, at most 16.
+int StartThreads();
+
 // The least number of elements for which waking the other threads pays.
 inline constexpr int64_t kParallelElements = 16384;
 

@@ -250,7 +250,8 @@ std::unique_ptr<PackedWeight> CudaOps::PackRounded(const MatrixView& weight, int
                                                    WeightFormat format) {
   FOX_CHECK(format == WeightFormat::kE4M3);
   FOX_CHECK(rounded_rows >= 0 && rounded_rows <= weight.rows);
-  const cuda::Fp8Rows host = cuda::EncodeFp8Rows(weight.Rows(0, rounded_rows));
+  ThreadPool pool(StartThreads());
+  const cuda::Fp8Rows host = cuda::EncodeFp8Rows(weight.Rows(0, rounded_rows), pool);
   const auto upload = [&](const auto& values) {
     const size_t bytes = values.size() * sizeof(values[0]);
     Buffer data = Allocate(bytes);

@@ -9,6 +9,7 @@
 #include "kernels/core/host_device.h"
 #include "kernels/core/load_element.h"
 #include "kernels/core/matrix_view.h"
+#include "kernels/core/thread_pool.h"
 
 namespace fox::cuda {
 
@@ -42,22 +43,24 @@ struct Fp8Rows {
   std::vector<float> scales;   // [rows]
 };
 
-// Encodes rows in host memory; exactly, if EncodeE4M3 has rounded them before.
-inline Fp8Rows EncodeFp8Rows(const MatrixView& rows) {
+// Encodes rows in host memory, by all threads of the pool; exactly, if EncodeE4M3 has rounded them
+// before.
+inline Fp8Rows EncodeFp8Rows(const MatrixView& rows, ThreadPool& pool) {
   const int64_t stride = Fp8Stride(rows.cols);
-  Fp8Rows out{std::vector<uint8_t>(static_cast<size_t>(rows.rows * stride)), {}};
-  std::vector<float> row(static_cast<size_t>(stride));  // zeros past the last column
-  std::vector<uint8_t> codes(row.size());
-  uint8_t* to = out.codes.data();
-  for (int64_t n = 0; n < rows.rows; ++n) {
+  Fp8Rows out{std::vector<uint8_t>(static_cast<size_t>(rows.rows * stride)),
+              std::vector<float>(static_cast<size_t>(rows.rows))};
+  pool.ForEach(rows.rows, rows.rows * stride >= kParallelElements, [&](int64_t n) {
+    std::vector<float> row(static_cast<size_t>(stride));  // zeros past the last column
+    std::vector<uint8_t> codes(row.size());
     LoadElements(rows, n, row.data());
-    out.scales.push_back(PowerOfTwo(EncodeE4M3(row.data(), stride, codes.data())));
+    out.scales[static_cast<size_t>(n)] = PowerOfTwo(EncodeE4M3(row.data(), stride, codes.data()));
+    uint8_t* to = out.codes.data() + n * stride;
     for (int64_t i = 0; i < stride; i += 4, to += 4) {
       const int64_t step = i / kFp8Step * kFp8Step;
       const uint32_t word = Fp8Word(codes.data() + step + (i - step) / 2);
       std::memcpy(to, &word, sizeof(word));
     }
-  }
+  });
   return out;
 }
 

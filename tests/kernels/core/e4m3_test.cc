@@ -118,10 +118,25 @@ TEST(E4M3Test, RoundsRowsOnce) {
   }
 }
 
+TEST(E4M3Test, RowsHaveTheSameCodesByOneThreadAndByMany) {
+  constexpr int64_t kRows = 70, kCols = 300;
+  static_assert(kRows * kCols > kParallelElements);
+  std::vector<float> numbers(static_cast<size_t>(kRows * kCols));
+  std::mt19937 random(5);
+  std::normal_distribution<float> normal;
+  for (float& x : numbers) x = std::ldexp(normal(random), static_cast<int>(random() % 20));
+  const MatrixView rows{numbers.data(), DType::kF32, kRows, kCols, kCols};
+  ThreadPool one(1), many(5);
+  const cuda::Fp8Rows want = cuda::EncodeFp8Rows(rows, one), got = cuda::EncodeFp8Rows(rows, many);
+  EXPECT_EQ(got.codes, want.codes);
+  EXPECT_EQ(got.scales, want.scales);
+}
+
 // Lane t of a product has columns 2t, 2t + 1, 2t + 8 and 2t + 9 of 16 in one word; zeros follow the
 // last column.
 TEST(E4M3Test, WordsOnAGpuHoldTheCodesOfALane) {
   constexpr int64_t kRows = 3;
+  ThreadPool pool(1);
   for (const int64_t cols : {8, 40, 520, 576, 1536}) {
     SCOPED_TRACE(::testing::Message() << cols << " columns");
     std::vector<float> numbers(static_cast<size_t>(kRows * cols));
@@ -130,7 +145,7 @@ TEST(E4M3Test, WordsOnAGpuHoldTheCodesOfALane) {
       numbers[i] = static_cast<float>(Definition((code & 0x7f) == 0x7f ? 0x80 : code));
     }
     const cuda::Fp8Rows packed =
-        cuda::EncodeFp8Rows({numbers.data(), DType::kF32, kRows, cols, cols});
+        cuda::EncodeFp8Rows({numbers.data(), DType::kF32, kRows, cols, cols}, pool);
     EXPECT_EQ(packed.scales, std::vector<float>(kRows, 1));
     const int64_t stride = (cols + 127) / 128 * 128;
     ASSERT_EQ(packed.codes.size(), static_cast<size_t>(kRows * stride));

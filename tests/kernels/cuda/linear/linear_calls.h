@@ -34,8 +34,9 @@ class Fp8Weight {
       }
     }
     matrix->Upload();
-    const Fp8Rows host =
-        EncodeFp8Rows({const_cast<float*>(matrix->host().data()), DType::kF32, rounded, in_, in_});
+    ThreadPool pool(1);
+    const Fp8Rows host = EncodeFp8Rows(
+        {const_cast<float*>(matrix->host().data()), DType::kF32, rounded, in_, in_}, pool);
     codes_ = DeviceArray<uint8_t>(host.codes);
     scales_ = DeviceArray<float>(host.scales);
     const auto stays = [](void*, size_t) {};  // this and the matrix own it
