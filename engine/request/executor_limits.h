@@ -28,8 +28,9 @@ struct ExecutorLimits {
   int64_t max_num_batched_tokens = 0;  // tokens of a step
   int64_t max_logit_rows = 0;          // rows of logits of a step
   int64_t max_drafts = 0;              // drafts of a sequence in a step
-  // About how many tokens of prompts a step with decodes may have; 0: any number.
-  int64_t max_mixed_tokens = 0;
+  // About how many tokens of prompts a step may have for each of its decodes, of which at least
+  // kLeastDecodes (policy.h) count; 0: any number.
+  int64_t prefill_tokens_per_decode = 0;
   ChunkRule chunks;
   int32_t vocab_size = 0;
   int depth = 1;                     // steps submitted and not yet collected

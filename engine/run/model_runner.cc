@@ -14,7 +14,7 @@ namespace fox {
 namespace {
 
 constexpr int64_t kCpuStepTokens = 512, kGpuStepTokens = 8192, kLogitRows = 128;
-constexpr int64_t kGpuMixedTokens = 1536;
+constexpr int64_t kGpuPrefillTokensPerDecode = 96;
 
 // Rows that prefill attention computes together on a GPU.
 constexpr int64_t kGpuChunkMultiple = 128;
@@ -44,7 +44,9 @@ RunnerOptions WithStepSizes(RunnerOptions options, bool on_gpu) {
   options.max_num_batched_tokens =
       chosen(options.max_num_batched_tokens, on_gpu ? kGpuStepTokens : kCpuStepTokens);
   options.max_logit_rows = chosen(options.max_logit_rows, kLogitRows);
-  if (options.max_mixed_tokens < 0) options.max_mixed_tokens = on_gpu ? kGpuMixedTokens : 0;
+  if (options.prefill_tokens_per_decode < 0) {
+    options.prefill_tokens_per_decode = on_gpu ? kGpuPrefillTokensPerDecode : 0;
+  }
   return options;
 }
 
@@ -120,7 +122,7 @@ ModelRunner::ModelRunner(std::unique_ptr<Ops> ops, FoxWeights weights, const Run
   limits_.max_num_batched_tokens = options_.max_num_batched_tokens;
   limits_.max_logit_rows = options_.max_logit_rows;
   limits_.max_drafts = options_.max_drafts;
-  limits_.max_mixed_tokens = options_.max_mixed_tokens;
+  limits_.prefill_tokens_per_decode = options_.prefill_tokens_per_decode;
   if (queue_ != nullptr) limits_.chunks = {kGpuChunkMultiple, /*fixed=*/true};
   limits_.vocab_size = static_cast<int32_t>(weights_.config.vocab_size);
   limits_.depth = queue_ != nullptr ? 2 : 1;

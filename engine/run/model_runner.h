@@ -36,9 +36,9 @@ struct RunnerOptions {
   // (ChunkRule).
   int64_t max_num_batched_tokens = 0;
   int64_t max_logit_rows = 0;  // rows of logits of a step; 0: 128; raised in the same way
-  // ExecutorLimits::max_mixed_tokens. Negative: 0 on a CPU, 1536 on a GPU, where a step of that
-  // size takes about as long as three decode steps.
-  int64_t max_mixed_tokens = -1;
+  // ExecutorLimits::prefill_tokens_per_decode. Negative: 0 on a CPU, 96 on a GPU, where they
+  // take about five times as long as a decode among many.
+  int64_t prefill_tokens_per_decode = -1;
   int num_pages = 0;
   int32_t max_drafts = 0;          // ExecutorLimits::max_drafts
   bool enforce_eager = false;      // no graphs

@@ -148,7 +148,8 @@ Schedule Scheduler::Next(Seconds now) {
       std::count_if(slot_holders_.begin(), slot_holders_.end(), [](const Sequence* holder) {
         return holder->state == SequenceState::kWaiting && holder->prefill_left() == 0;
       });
-  budget.prefill = MaxPrefill(budget, static_cast<int64_t>(schedule.sequences.size()) + returns);
+  budget.prefill =
+      MaxPrefill(budget, static_cast<int64_t>(schedule.sequences.size()), int64_t{returns});
   if (!prefills.empty()) PlanPrefills(std::move(prefills), now, &budget, &schedule);
   Admit(now, /*whole_prompts=*/false, &budget, &schedule);
   FOX_CHECK(budget.tokens >= 0 && budget.logit_rows >= 0);
@@ -370,12 +371,15 @@ void Scheduler::Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule*
   }
 }
 
-int64_t Scheduler::MaxPrefill(const Budget& budget, int64_t decodes) const {
+// `decodes` are planned, and `returns` more may be.
+int64_t Scheduler::MaxPrefill(const Budget& budget, int64_t decodes, int64_t returns) const {
   int64_t most = budget.tokens;
   if (options_.max_step_seconds > 0) {
-    most = std::min(most, times_.PrefillTokens(options_.max_step_seconds, decodes));
+    most = std::min(most, times_.PrefillTokens(options_.max_step_seconds, decodes + returns));
   }
-  if (limits_.max_mixed_tokens > 0 && decodes > 0) most = std::min(most, limits_.max_mixed_tokens);
+  if (limits_.prefill_tokens_per_decode > 0 && decodes + returns > 0) {
+    most = std::min(most, limits_.prefill_tokens_per_decode * std::max(decodes, kLeastDecodes));
+  }
   return std::min(budget.tokens, std::max({most, int64_t{kPageTokens}, limits_.chunks.min_room()}));
 }
 

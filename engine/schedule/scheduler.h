@@ -113,7 +113,7 @@ class Scheduler {
   bool TryToStart(Sequence* next, bool whole_prompts, Seconds now, double* demand, Budget* budget,
                   Schedule* schedule);
   void Admit(Seconds now, bool whole_prompts, Budget* budget, Schedule* schedule);
-  int64_t MaxPrefill(const Budget& budget, int64_t decodes) const;
+  int64_t MaxPrefill(const Budget& budget, int64_t decodes, int64_t returns) const;
   int64_t ChunkWithin(const Sequence& sequence, const Budget& budget, int64_t max_tokens) const;
   int64_t ChunkSize(const Sequence& sequence, const Budget& budget) const;
   void Plan(Sequence* sequence, int64_t count, Seconds now, Budget* budget, Schedule* schedule);

@@ -98,7 +98,7 @@ PARTS: dict[str, Callable[[Bench], Part]] = {
     "at-once": both("serve", lambda acp, many: (
         f"--compare {acp} --rates 10000 --requests {many} --prompt-tokens {CONTEXT - ANSWER} "
         f"--output-tokens {ANSWER} --timeout 240 -- {POOL} --max-model-len {CONTEXT + 64} "
-        f"--max-num-seqs {many} --max-num-batched-tokens 16384 --max-mixed-tokens 0 "
+        f"--max-num-seqs {many} --max-num-batched-tokens 16384 --prefill-tokens-per-decode 0 "
         "--max-num-queued-reqs 4096 --max-num-queued-tokens 16000000 --max-queue-seconds 0"),
         240, load="8k at once"),
     "audit": audit,

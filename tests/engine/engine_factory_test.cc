@@ -147,12 +147,12 @@ TEST(EngineFactoryTest, StepSizesOnAGpuLetAPromptGoOnBesideDecodes) {
   RunnerOptions options;
   options.max_num_seqs = 40;
   EXPECT_EQ(WithStepSizes(options, true).max_logit_rows, 39 + 129);
-  EXPECT_EQ(WithStepSizes(options, true).max_mixed_tokens, 1536);
-  EXPECT_EQ(WithStepSizes(options, false).max_mixed_tokens, 0);
+  EXPECT_EQ(WithStepSizes(options, true).prefill_tokens_per_decode, 96);
+  EXPECT_EQ(WithStepSizes(options, false).prefill_tokens_per_decode, 0);
   options.max_num_batched_tokens = 33;
-  options.max_mixed_tokens = 0;
+  options.prefill_tokens_per_decode = 0;
   EXPECT_EQ(WithStepSizes(options, true).max_num_batched_tokens, 39 + 129);
-  EXPECT_EQ(WithStepSizes(options, true).max_mixed_tokens, 0);
+  EXPECT_EQ(WithStepSizes(options, true).prefill_tokens_per_decode, 0);
 }
 
 }  // namespace

@@ -119,7 +119,7 @@ TEST_F(SchedulerTest, UrgentPromptsStarveNone) {
 }
 
 // An executor whose bits depend on chunks (ChunkRule::fixed): ends of chunks, single
-// tokens; prompts beside decodes (max_mixed_tokens).
+// tokens; prompts beside decodes (prefill_tokens_per_decode).
 class SchedulerChunksTest : public SchedulerTest {
  protected:
   SchedulerChunksTest() {
@@ -177,7 +177,7 @@ TEST_F(SchedulerChunksTest, AShortStepStillHoldsAChunk) {
 }
 
 TEST_F(SchedulerChunksTest, PromptsBesideDecodesAreCut) {
-  limits_.max_mixed_tokens = 300;
+  limits_.prefill_tokens_per_decode = 20;  // for each of 16 decodes, as there are fewer
   Start();
   Add(4000);
   EXPECT_EQ(Chunks(Step()), Sizes{1024});
@@ -188,6 +188,52 @@ TEST_F(SchedulerChunksTest, PromptsBesideDecodesAreCut) {
   EXPECT_EQ(Chunks(Step()), (Sizes{1, 256}));
   scheduler_->Remove(other);
   EXPECT_EQ(Chunks(Step()), (Sizes{280, 640}));  // none decodes
+}
+
+TEST_F(SchedulerChunksTest, PromptsGetTokensForEachDecodeBesideThem) {
+  limits_.max_num_seqs = 64;
+  limits_.num_pages = 4000;
+  limits_.max_num_batched_tokens = 2048;
+  const auto chunk = [&](int64_t per_decode, int decodes) {
+    limits_.prefill_tokens_per_decode = per_decode;
+    sequences_.clear();
+    Start();
+    for (int i = 0; i < decodes; ++i) Add(2);
+    if (decodes > 0) Step();
+    Add(8000);
+    const Sizes chunks = Chunks(Step());
+    EXPECT_EQ(chunks.size(), static_cast<size_t>(decodes) + 1);
+    return chunks.back();
+  };
+  EXPECT_EQ(chunk(64, 0), 2048u);
+  EXPECT_EQ(chunk(64, 1), 1024u);  // as beside 16
+  EXPECT_EQ(chunk(64, 16), 1024u);
+  EXPECT_EQ(chunk(64, 18), 1152u);
+  EXPECT_EQ(chunk(64, 29), 1792u);
+  EXPECT_EQ(chunk(64, 40), 1920u);      // what the decodes leave, up to a multiple of 128
+  EXPECT_EQ(chunk(1 << 20, 1), 1920u);  // likewise
+  EXPECT_EQ(chunk(0, 1), 1920u);        // no limit
+  EXPECT_EQ(chunk(1, 1), 128u);         // the smallest chunk
+  EXPECT_EQ(chunk(1, 40), 128u);
+}
+
+// However few tokens prompts get beside a decode, one of them goes on in each step, and so does the
+// decode.
+TEST_F(SchedulerChunksTest, APromptGoesOnInEveryMixedStep) {
+  limits_.prefill_tokens_per_decode = 1;
+  Start();
+  Add(20);
+  Step();
+  const Sequence* first = Add(1000);
+  const Sequence* second = Add(600);
+  const int64_t steps = PagesFor(1000) / 2 + PagesFor(600) / 2;
+  for (int64_t i = 0; i < steps; ++i) {
+    SCOPED_TRACE(i);
+    EXPECT_EQ(first->produced() > 0, i >= PagesFor(1000) / 2);
+    EXPECT_THAT(Chunks(Step()),
+                testing::AllOf(testing::Contains(1u), testing::Contains(testing::Gt(1u)).Times(1)));
+  }
+  EXPECT_GT(second->produced(), 0);
 }
 
 }  // namespace

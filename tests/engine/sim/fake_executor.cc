@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "engine/schedule/policy.h"
 #include "kernels/cpu/score.h"
 
 namespace fox::sim {
@@ -249,24 +250,26 @@ absl::Status FakeExecutor::CheckPlan(const StepPlan& plan) {
   return absl::OkStatus();
 }
 
-// Decodes come first, with few tokens of prompts beside them. Only a sequence that is fed the token
-// sampled just before counts as decoding: others may have come back, or wait for the host's sample.
+// Decodes come first, with few tokens of prompts beside each. Only a sequence that is fed the token
+// sampled just before surely decodes: others may have come back, or wait for the host's sample.
 void FakeExecutor::CheckMixture(const StepPlan& plan) {
   const ExecutorLimits& limits = options_.limits;
   bool decodes = false;
-  int64_t prefill = 0;
+  int64_t prefill = 0, single = 0;
   for (const PlannedSequence& sequence : plan.sequences) {
     if (sequence.token_ids.size() > 1) {
       prefill += static_cast<int64_t>(sequence.token_ids.size());
       continue;
     }
     if (prefill > 0) Violate("a decode behind a chunk");
+    if (!sequence.draft) ++single;
     decodes |= limits.depth == 2 && sequence.token_ids.front() == kLastSampledToken;
   }
-  if (limits.max_mixed_tokens == 0 || !decodes) return;
+  if (limits.prefill_tokens_per_decode == 0 || !decodes) return;
+  const int64_t most = limits.prefill_tokens_per_decode * std::max(single, kLeastDecodes);
   // Where chunks do not matter, the first prompt may have a page beyond the limit.
   const int64_t page = kPageTokens, more = limits.chunks.fixed ? 0 : page;
-  if (prefill > std::max({limits.max_mixed_tokens, page, limits.chunks.min_room()}) + more) {
+  if (prefill > std::max({most, page, limits.chunks.min_room()}) + more) {
     Violate("too many tokens of prompts beside decodes");
   }
 }

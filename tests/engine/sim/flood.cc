@@ -67,7 +67,8 @@ class Bounds {
                   limits.max_logit_rows - least + 1});
     // Tokens that decodes leave. Half of the rows are kept for the first prompt.
     int64_t budget = limits.max_num_batched_tokens - slots + 1;
-    if (limits.max_mixed_tokens > 0) budget = std::min(budget, limits.max_mixed_tokens);
+    const int64_t mixed = limits.prefill_tokens_per_decode * kLeastDecodes;
+    if (mixed > 0) budget = std::min(budget, mixed);
     const int64_t rows = std::max<int64_t>(1, (limits.max_logit_rows - slots + 1) / 2);
     const bool scored = swarm.scored > 0 || newcomers.scored;
     const int64_t page = kPageTokens;

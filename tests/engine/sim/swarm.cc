@@ -156,7 +156,7 @@ void ChooseSlots(Random& random, Swarm* swarm) {
       limits.lists_per_slot * (PagesFor(limits.max_model_len) + 1) * (limits.slots() + 2);
   limits.max_num_batched_tokens = 2000;
   limits.max_logit_rows = 200;
-  limits.max_mixed_tokens = 0;
+  limits.prefill_tokens_per_decode = 0;
   swarm->executor.understated_pages = 0;
   swarm->engine.priority_scheduling = false;
   swarm->engine.max_step_seconds = 0;
@@ -210,7 +210,7 @@ void ChooseChunks(Random& random, int64_t multiple, Swarm* swarm) {
   ExecutorLimits& limits = swarm->executor.limits;
   if (multiple == 0) {
     multiple = random.Chance(0.5) ? 1 : random.Chance(0.4) ? 64 : 128;
-    if (random.Chance(0.4)) limits.max_mixed_tokens = random.Int(1, 400);
+    if (random.Chance(0.4)) limits.prefill_tokens_per_decode = random.Int(1, 25);
   }
   if (multiple == 1) return;
   limits.chunks = {multiple, /*fixed=*/true};
