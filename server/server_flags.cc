@@ -79,10 +79,12 @@ void RegisterScheduling(ServerFlags* f, FlagSet* set) {
            "limit of tokens in one step; 0: 512 on the CPU, 8192 on a GPU, less for a small pool; "
            "raised to --max-num-seqs, on a GPU to 128 more",
            0, 1 << 20, &runner->max_num_batched_tokens);
-  set->Int("prefill-tokens-per-decode", "N",
-           "limit of prompt tokens in a step that also decodes, for each sequence that does, of "
-           "which at least 16 count; 0: no limit; -1: 96 on a GPU, no limit on the CPU",
-           -1, 1 << 20, &runner->prefill_tokens_per_decode);
+  set->Int(
+      "prefill-tokens-per-decode", "N",
+      "limit of prompt tokens in a step that also decodes, for each of its decodes; fewer than "
+      "16 decodes count as 16, and a chunk is always allowed; 0: no limit; -1: 96 on a GPU, no "
+      "limit on the CPU",
+      -1, 1 << 20, &runner->prefill_tokens_per_decode);
   set->Enum("kv-admission",
             {{"expected", KvAdmission::kExpected}, {"worst-case", KvAdmission::kWorstCase}},
             "free pages that a request needs to start: its expected pages, or its whole prompt's",

@@ -36,8 +36,7 @@ struct RunnerOptions {
   // (ChunkRule).
   int64_t max_num_batched_tokens = 0;
   int64_t max_logit_rows = 0;  // rows of logits of a step; 0: 128; raised in the same way
-  // ExecutorLimits::prefill_tokens_per_decode. Negative: 0 on a CPU, 96 on a GPU, where they
-  // take about five times as long as a decode among many.
+  // ExecutorLimits::prefill_tokens_per_decode. Negative: 0 on a CPU, 96 on a GPU.
   int64_t prefill_tokens_per_decode = -1;
   int num_pages = 0;
   int32_t max_drafts = 0;          // ExecutorLimits::max_drafts

@@ -18,9 +18,9 @@
 namespace fox {
 
 // Decodes that count for ExecutorLimits::prefill_tokens_per_decode even if a step has fewer,
-// because still shorter chunks would cost more than they spare the decodes. Beyond, prompts have
-// about the same share of a step's time however many sequences decode: few wait for few tokens of
-// prompts, and the time that many take is spread over many tokens.
+// because still shorter chunks would cost more than they spare the decodes. With more decodes a
+// step's prompt tokens grow in proportion, as far as its budget allows: the time that prompts take
+// is then spread over the tokens of all sequences that decode.
 inline constexpr int64_t kLeastDecodes = 16;
 // Seconds without a token after which a sequence is rescued: it goes before all others until it has
 // a token. One sequence is rescued at a time, and one in this many seconds, because in an overload

@@ -1,4 +1,5 @@
-// ThreadPool: threads that share loops, of the CPU backend and of grammars' masks. A decode step is
+// ThreadPool: threads that share loops, of the CPU backend, of grammars' masks and of starts. A
+// decode step is
 // some eighty short parallel loops, so the time to wake up dominates: threads spin, then yield
 // their core repeatedly (which keeps a busy machine fast), and sleep only after a while without
 // work.
@@ -22,9 +23,9 @@ class ThreadPool {
 
   int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
-  // body(i) for each i in [0, count), assigned in order, each run by exactly one thread. Returns
-  // when all are done. `parallel` false runs the loop here, for loops too short to wake other
-  // threads.
+  // body(i) for each i in [0, count), assigned in order, each run by exactly one thread; it must
+  // not throw. Returns when all are done. `parallel` false runs the loop here, for loops too short
+  // to wake other threads.
   template <typename Body>
   void ForEach(int64_t count, bool parallel, const Body& body) {
     if (!parallel || count < 2 || workers_.empty()) {

@@ -116,7 +116,9 @@ struct Auditor::Reading final : SubmissionListener, std::enable_shared_from_this
     request.priority = std::numeric_limits<int32_t>::max();
     request.log_tolerance = second ? kNoMass : sequence.log_tolerance;
     request.deadline = sequence.deadline;
-    request.bypass_prefix_cache = true;
+    request.cache_salt = sequence.cache_salt;
+    request.tenant = sequence.tenant;
+    request.bypass_prefix_cache = second || sequence.bypass_prefix_cache;
     request.prompt_rows = kept;
     std::vector<Request> requests;
     requests.push_back(std::move(request));

@@ -32,6 +32,11 @@ struct Audited {
   std::vector<int32_t> tokens;  // the prompt, then the answer
   int64_t prompt_tokens = 0;    // at least 1, and fewer than `tokens`
   double log_tolerance = 0;     // of the sequence
+  // As in the sequence's Request. The pruned reading starts from the snapshot that the sequence
+  // left of its prompt, with the same bits, instead of computing the prompt once more.
+  std::string cache_salt;
+  uint64_t tenant = 0;
+  bool bypass_prefix_cache = false;
   Seconds deadline = kNever;
   // Gets the result, or why there is none; any thread. Must not block. Null: log and metrics alone.
   std::function<void(v1::Audit)> done;

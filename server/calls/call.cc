@@ -176,6 +176,8 @@ void Call::SubmitPrompt(PromptRun* run, const std::shared_ptr<const Grammar>& gr
     request.client = info_.client;
     request.tenant = info_.tenant;
     request.cache_salt = absl::StrCat(info_.tenant, "/", request.cache_salt);
+    run->cache_salt = request.cache_salt;
+    run->bypass_prefix_cache = request.bypass_prefix_cache;
     request.deadline = info_.deadline;
     if (spec.queue_timeout_ms > 0) {
       request.queue_deadline = info_.arrival + static_cast<double>(spec.queue_timeout_ms) / 1000;

@@ -18,12 +18,15 @@ bool Call::StartAudit(PromptRun* run, SequenceEvents* sequence, const RequestOut
   const double tolerance = output.finish->stats.acp.log_tolerance;
   if (tolerance == kNoMass) return false;
   const bool waits = run->spec.audit;
-  Audited audited{run->spec.request_id,
-                  sequence->TakeTokens(),
-                  sequence->prompt_tokens(),
-                  tolerance,
-                  info_.deadline,
-                  nullptr};
+  Audited audited{.request_id = run->spec.request_id,
+                  .tokens = sequence->TakeTokens(),
+                  .prompt_tokens = sequence->prompt_tokens(),
+                  .log_tolerance = tolerance,
+                  .cache_salt = run->cache_salt,
+                  .tenant = info_.tenant,
+                  .bypass_prefix_cache = run->bypass_prefix_cache,
+                  .deadline = info_.deadline,
+                  .done = nullptr};
   if (waits) {
     RequestOutput kept;
     kept.id = output.id;

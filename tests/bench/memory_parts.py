@@ -55,6 +55,8 @@ def load_with_audits(bench: Bench, share: float) -> Part:
         part = bench.fox_bench(f"serve --target {server.address} --rates 10000 "
                                f"--requests {AUDITED} --prompt-tokens 512-2048 "
                                "--output-tokens 32-128", 60)
+        if "error" in part or part["rows"][0]["completed"] != AUDITED:
+            raise RuntimeError(part.get("error", "requests were refused"))
         begin, counted = time.monotonic(), restart_part.Client(server, metrics)
         while (done := counted.metric("fox_audit_max_tv_count")) < int(share * AUDITED):
             if counted.metric("fox_audits_skipped_total") > 0 or time.monotonic() > begin + 30:

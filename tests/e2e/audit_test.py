@@ -125,6 +125,15 @@ class AuditTest(fox_server.Case):
         self.assertEqual(self.metric("fox_audits_skipped_total"), 1)
         self.assertIn("choices", self.ask())  # the server goes on
 
+    def test_the_pruned_reading_takes_the_prompt_from_the_prefix_cache(self) -> None:
+        """From that of its own salt alone. The other reading finds nothing."""
+        self.serve_case(*HTTP)
+        for salts in (1, 2):  # the second finds as much in a part of its own
+            tokens = self.ask(tokens=8, audit=True, cache_salt=str(salts))["usage"]["prompt_tokens"]
+            found = self.metric("fox_prefix_cache_found_tokens_total") / salts
+            self.assertGreater(found, tokens - 128, salts)  # snapshots are at page ends
+            self.assertLessEqual(found, tokens, salts)
+
     def test_a_share_of_the_answers_is_audited_unasked(self) -> None:
         self.serve_case(*HTTP, "--audit-share", "0.5", "--audit-limit", "0")
         for _ in range(4):

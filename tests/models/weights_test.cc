@@ -161,8 +161,6 @@ TEST_P(QuantizedWeightsTest, BoundsHoldForTheRoundedWeights) {
   }
 }
 
-// A layer whose norm weights in one block are far apart, which its projection makes up for:
-// rounding the large inputs there errs by more than the small ones are.
 // cuBLASLt's fast kernels want outputs in whole units of 16 bytes, which gates of 9 or 28 heads are
 // not by themselves.
 TEST(ProjectionColumnsTest, AreAMultipleOfEight) {
@@ -179,6 +177,8 @@ TEST(ProjectionColumnsTest, AreAMultipleOfEight) {
   }
 }
 
+// A layer whose norm weights in one block are far apart, which its projection makes up for:
+// rounding the large inputs there errs by more than the small ones are.
 TEST(BlockInputsTest, TheBoundPaysForTheirRounding) {
   constexpr int64_t kHidden = 64, kDim = 32, kRows = 40;
   constexpr float kSmall = 0x1p-18F;

@@ -1,6 +1,6 @@
 // DeviceWeight: a linear layer's weight in device memory, [out, in] bf16, row-major, `out` padded
 // with zero rows to PaddedRows; or its first rows in 8 bits, the others in bf16. GemmArguments: the
-// arguments that all products of decode rows share.
+// arguments that products of decode rows and products by codes share.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -49,16 +49,22 @@ inline Fp8Rows EncodeFp8Rows(const MatrixView& rows, ThreadPool& pool) {
   const int64_t stride = Fp8Stride(rows.cols);
   Fp8Rows out{std::vector<uint8_t>(static_cast<size_t>(rows.rows * stride)),
               std::vector<float>(static_cast<size_t>(rows.rows))};
-  pool.ForEach(rows.rows, rows.rows * stride >= kParallelElements, [&](int64_t n) {
-    std::vector<float> row(static_cast<size_t>(stride));  // zeros past the last column
-    std::vector<uint8_t> codes(row.size());
-    LoadElements(rows, n, row.data());
-    out.scales[static_cast<size_t>(n)] = PowerOfTwo(EncodeE4M3(row.data(), stride, codes.data()));
-    uint8_t* to = out.codes.data() + n * stride;
-    for (int64_t i = 0; i < stride; i += 4, to += 4) {
-      const int64_t step = i / kFp8Step * kFp8Step;
-      const uint32_t word = Fp8Word(codes.data() + step + (i - step) / 2);
-      std::memcpy(to, &word, sizeof(word));
+  // Each thread has a part of the rows, and scratch that is allocated here, where it may throw.
+  const int64_t parts = pool.threads();
+  std::vector<float> numbers(static_cast<size_t>(parts * stride));  // zeros past the last column
+  std::vector<uint8_t> scratch(numbers.size());
+  pool.ForEach(parts, rows.rows * stride >= kParallelElements, [&](int64_t part) {
+    float* const row = numbers.data() + part * stride;
+    uint8_t* const codes = scratch.data() + part * stride;
+    for (int64_t n = rows.rows * part / parts; n < rows.rows * (part + 1) / parts; ++n) {
+      LoadElements(rows, n, row);
+      out.scales[static_cast<size_t>(n)] = PowerOfTwo(EncodeE4M3(row, stride, codes));
+      uint8_t* to = out.codes.data() + n * stride;
+      for (int64_t i = 0; i < stride; i += 4, to += 4) {
+        const int64_t step = i / kFp8Step * kFp8Step;
+        const uint32_t word = Fp8Word(codes + step + (i - step) / 2);
+        std::memcpy(to, &word, sizeof(word));
+      }
     }
   });
   return out;

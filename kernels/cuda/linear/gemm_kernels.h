@@ -47,9 +47,9 @@ cudaError_t ClusterGemm(const DeferredNorm& x, const LinearParams& params, const
 cudaError_t PrefillGemm(const MatrixView& x, const LinearParams& params, int multiprocessors,
                         cudaStream_t stream);
 
-// Any product of prefill rows x, as above, of a weight with rows in 8 bits (all of them with a
-// gate), which it reads as they lie: faster than a bf16 copy of W and its product up to some 1,500
-// rows, with the same bits.
+// Any product of prefill rows x, bf16 [rows, in], normed already, with any number of outputs, of a
+// weight with rows in 8 bits (all of them with a gate). It reads codes as they lie; bits are those
+// of a product of W widened to bf16. `multiprocessors` chooses tiles, which changes no bits.
 cudaError_t PrefillFp8Gemm(const MatrixView& x, const LinearParams& params, int multiprocessors,
                            cudaStream_t stream);
 

@@ -1,9 +1,8 @@
 // Which product for which rows. Decode rows: on Hopper small_batch_gemm.cu for 1 to 4 and
 // cluster_gemm.cu for more, which give the same bits; elsewhere small_batch_gemm.cu in passes up to
 // kMaxPassedRows. Prefill rows: cublas_gemm.cc or, on Hopper with a gate, prefill_gemm.cu; weights
-// in 8 bits are widened to bf16 for the call, in the time of the product of some 400 rows. So on
-// Hopper prefill_fp8_gemm.cu multiplies up to kMaxPrefillsByCodes rows by the codes as they lie,
-// with the same bits.
+// in 8 bits are widened to bf16 for the call. On Hopper prefill_fp8_gemm.cu multiplies up to
+// kMaxPrefillsByCodes rows by the codes as they lie, with the same bits.
 #include <cuda_bf16.h>
 
 #include <algorithm>
@@ -25,8 +24,9 @@ constexpr size_t kCublasBytes = size_t{32} << 20;
 constexpr int kBiasThreads = 256;
 // On Hopper cluster_gemm.cu is faster for more decode rows.
 constexpr int64_t kMaxPassedRowsHopper = 4;
-// Widening W takes the time of the product of some 400 rows: up to twice as many rows, products by
-// codes are no loss even if they take half as long again as those of the widened W.
+// Widening W takes, by estimate, the time of the product of some 400 rows: up to twice as many
+// rows, products by codes are no loss even if they take half as long again as those of the widened
+// W.
 constexpr int64_t kMaxPrefillsByCodes = 768;
 
 // out += bias, after a product of cuBLASLt's. bf16 outputs are rounded twice.

@@ -1,9 +1,9 @@
 // Tiles of 128 rows of W and of 64, 128 or 256 rows of x: a block on every SM goes on from tile to
 // tile. W is wgmma's operand from registers, so its codes are widened on their way there, in two
-// warpgroups of 64 rows of W each, which share the tile's rows of x: one widens while the other's
-// products run. Two threads of a third copy by TMA, tiles ahead, each into its ring: lines of W,
-// 128 codes or 64 bf16, and chunks of 64 columns of x. Row scales are powers of two, so that sums
-// are multiplied by them exactly. Rows of W in bf16 are tiles of their own.
+// warpgroups of 64 rows of W each, which share the tile's rows of x: half a chunk is widened while
+// the half before is multiplied. Two threads of a third copy by TMA, tiles ahead, each into its
+// ring: lines of W, 128 codes or 64 bf16, and chunks of 64 columns of x. Row scales are powers of
+// two, so that sums are multiplied by them exactly. Rows of W in bf16 are tiles of their own.
 //
 // Bits (prefill_gemm.md): columns are summed from left to right, 16 at a time, in one chain from
 // zero, as in prefill_gemm.cu and in cuBLASLt's kernels; then what those and their followers do.

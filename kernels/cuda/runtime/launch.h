@@ -23,8 +23,9 @@
 // most four decode rows beside a short prompt, the next product (down) would start while gate/up of
 // the decode rows still runs, three launches before it. On an H200 some blocks of that product then
 // computed with wrong rows of W, in 35 to 77 of 100 chains of linear_test.cc. Why is not known: it
-// reads only W before its wait, neither loads past the first-level cache nor a pause behind it
-// changed it; four simple kernels in such a chain see all that they should (launch_test.cu).
+// reads only W before its wait, and neither loads past the first-level cache nor a pause behind the
+// wait changed the bits; four simple kernels in such a chain see all that they should
+// (launch_test.cu).
 #pragma once
 
 #include <cuda_runtime.h>

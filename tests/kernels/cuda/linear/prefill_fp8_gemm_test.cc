@@ -139,6 +139,8 @@ INSTANTIATE_TEST_SUITE_P(
                                true},
                       Product8{"few_tiles", 776, 640, 0, DType::kF32},
                       Product8{"o", 1024, 1024, 0, DType::kF32, false, true},
+                      Product8{"o_7b", 4096, 4096, 0, DType::kF32, false, true},
+                      Product8{"down_7b", 4096, 11008, 0, DType::kF32, false, true},
                       Product8{"down_ragged", 1000, 2104, 0, DType::kF32, false, true},
                       Product8{"down_biased", 336, 264, 130, DType::kF32, false, true, true}),
     [](const auto& c) { return std::string(c.param.name); });
