@@ -56,11 +56,6 @@ class RowStack {
       }
     }
   }
-  // Zeros in place of an absent tensor.
-  void AddZeros(int64_t count) {
-    FOX_CHECK(count >= 0);
-    bytes_.insert(bytes_.end(), static_cast<size_t>(count) * SizeOf(dtype_), std::byte{0});
-  }
 
   // Adds zeros up to `rows` rows.
   void PadTo(int64_t rows) {
@@ -79,6 +74,11 @@ class RowStack {
   Buffer Upload(Ops& ops) const { return fox::Upload(bytes_, ops); }
 
  private:
+  void AddZeros(int64_t count) {
+    FOX_CHECK(count >= 0);
+    bytes_.insert(bytes_.end(), static_cast<size_t>(count) * SizeOf(dtype_), std::byte{0});
+  }
+
   int64_t cols_;
   DType dtype_;
   std::vector<std::byte> bytes_;
@@ -127,7 +127,7 @@ Buffer ProjectionBias(const LayerTensors& layer, const ModelConfig& config,
   stack.Add(layer.q_bias);
   stack.Add(layer.k_bias);
   stack.Add(layer.v_bias);
-  stack.AddZeros(columns.total - config.q_size() - 2 * config.kv_size());
+  stack.PadTo(columns.total);
   return stack.Upload(ops);
 }
 

@@ -28,8 +28,9 @@ struct ExecutorLimits {
   int64_t max_num_batched_tokens = 0;  // tokens of a step
   int64_t max_logit_rows = 0;          // rows of logits of a step
   int64_t max_drafts = 0;              // drafts of a sequence in a step
-  // About how many tokens of prompts a step may have for each of its decodes; fewer than
-  // kLeastDecodes (policy.h) count as so many. 0: any number.
+  // About how many tokens of prompts a step may have for each of its decodes. A step with fewer
+  // than kLeastDecodes decodes (policy.h) may have as many as one with kLeastDecodes. 0: any
+  // number.
   int64_t prefill_tokens_per_decode = 0;
   ChunkRule chunks;
   int32_t vocab_size = 0;

@@ -1,8 +1,7 @@
 // ThreadPool: threads that share loops, of the CPU backend, of grammars' masks and of starts. A
-// decode step is
-// some eighty short parallel loops, so the time to wake up dominates: threads spin, then yield
-// their core repeatedly (which keeps a busy machine fast), and sleep only after a while without
-// work.
+// decode step is some eighty short parallel loops, so the time to wake up dominates: threads spin,
+// then yield their core repeatedly (which keeps a busy machine fast), and sleep only after a while
+// without work.
 #pragma once
 
 #include <atomic>

@@ -169,15 +169,15 @@ void Call::SubmitPrompt(PromptRun* run, const std::shared_ptr<const Grammar>& gr
   run->prompt_event = MakePromptEvent(core_.context, &spec);
   std::vector<RequestId> ids;
   run->sequences.reserve(spec.sequences.size());
+  run->cache_salt = absl::StrCat(info_.tenant, "/", spec.sequences.front().cache_salt);
+  run->bypass_prefix_cache = spec.sequences.front().bypass_prefix_cache;
   for (size_t i = 0; i < spec.sequences.size(); ++i) {
     Request& request = spec.sequences[i];
     request.id = ids.emplace_back(core_.engine.NextId());
     request.grammar = grammar;
     request.client = info_.client;
     request.tenant = info_.tenant;
-    request.cache_salt = absl::StrCat(info_.tenant, "/", request.cache_salt);
-    run->cache_salt = request.cache_salt;
-    run->bypass_prefix_cache = request.bypass_prefix_cache;
+    request.cache_salt = run->cache_salt;
     request.deadline = info_.deadline;
     if (spec.queue_timeout_ms > 0) {
       request.queue_deadline = info_.arrival + static_cast<double>(spec.queue_timeout_ms) / 1000;

@@ -74,10 +74,10 @@ class Call final : public std::enable_shared_from_this<Call> {
     const size_t index;
 
     // Written by admission, then used by the lane alone.
-    GenerationSpec spec;      // its sequences go to the engine
-    bool registered = false;  // in the registry
-    std::string cache_salt;   // of its sequences, as is `bypass_prefix_cache`
-    bool bypass_prefix_cache = false;
+    GenerationSpec spec;               // its sequences go to the engine
+    bool registered = false;           // in the registry
+    std::string cache_salt;            // Request::cache_salt of all its sequences
+    bool bypass_prefix_cache = false;  // likewise
     v1::GenerateDelta prompt_event;
     PromptTotals totals;
     std::vector<SequenceEvents> sequences;

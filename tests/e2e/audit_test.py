@@ -126,9 +126,10 @@ class AuditTest(fox_server.Case):
         self.assertIn("choices", self.ask())  # the server goes on
 
     def test_the_pruned_reading_takes_the_prompt_from_the_prefix_cache(self) -> None:
-        """From that of its own salt alone. The other reading finds nothing."""
+        """The pruned reading finds the prompt that was stored under its request's salt; the
+        unpruned reading finds nothing, because it bypasses the cache."""
         self.serve_case(*HTTP)
-        for salts in (1, 2):  # the second finds as much in a part of its own
+        for salts in (1, 2):  # the second request finds as much, under a salt of its own
             tokens = self.ask(tokens=8, audit=True, cache_salt=str(salts))["usage"]["prompt_tokens"]
             found = self.metric("fox_prefix_cache_found_tokens_total") / salts
             self.assertGreater(found, tokens - 128, salts)  # snapshots are at page ends

@@ -368,8 +368,9 @@ cudaError_t PrefillFp8Gemm(const MatrixView& x, const LinearParams& params, int 
   for (const cudaError_t error : {SetTiles<true>(&a.fp8), SetTiles<false>(&a.rest)}) {
     if (error != cudaSuccess) return error;
   }
-  // The time of a plan: tiles of the busiest block times a tile's time, in hundredths of that of 64
-  // rows within a tile of 256. Smaller tiles use shared memory more for a product, and widen more.
+  // A plan's time is the number of tiles of the busiest block times the time of one tile. The unit
+  // is a hundredth of the time that 64 rows of x take in a tile of 256. For a product, tiles of
+  // fewer rows read more shared memory and widen more codes, so 64 rows take longer there.
   const auto time = [&](int rows, int of_tile) {
     const int tiles = (a.fp8.tiles + a.rest.tiles) * CeilDiv(a.fp8.rows, rows);
     return CeilDiv(tiles, multiprocessors) * of_tile;

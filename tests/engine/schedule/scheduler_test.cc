@@ -210,10 +210,11 @@ TEST_F(SchedulerChunksTest, PromptsGetTokensForEachDecodeBesideThem) {
   EXPECT_EQ(chunk(64, 16), 1024u);
   EXPECT_EQ(chunk(64, 18), 1152u);
   EXPECT_EQ(chunk(64, 29), 1792u);
-  EXPECT_EQ(chunk(64, 40), 1920u);      // what the decodes leave, up to a multiple of 128
-  EXPECT_EQ(chunk(1 << 20, 1), 1920u);  // likewise
-  EXPECT_EQ(chunk(0, 1), 1920u);        // no limit
-  EXPECT_EQ(chunk(1, 1), 128u);         // the smallest chunk
+  // The 2,048 tokens of the step less those of the decodes, down to a multiple of 128.
+  EXPECT_EQ(chunk(64, 40), 1920u);
+  EXPECT_EQ(chunk(1 << 20, 1), 1920u);
+  EXPECT_EQ(chunk(0, 1), 1920u);  // no limit for each decode
+  EXPECT_EQ(chunk(1, 1), 128u);   // the smallest chunk
   EXPECT_EQ(chunk(1, 40), 128u);
 }
 

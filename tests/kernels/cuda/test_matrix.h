@@ -64,6 +64,14 @@ class TestMatrix {
   int64_t rows() const { return rows_; }
   int64_t cols() const { return cols_; }
   const std::vector<float>& host() const { return host_; }
+  // The elements of the host's copy row by row, without the gaps.
+  std::vector<float> values() const {
+    std::vector<float> out;
+    for (int64_t r = 0; r < rows_; ++r) {
+      for (int64_t c = 0; c < cols_; ++c) out.push_back(host_[Index(r, c)]);
+    }
+    return out;
+  }
 
   MatrixView view() const {
     void* data = dtype_ == DType::kF32 ? static_cast<void*>(f32_.data()) : bf16_.data();

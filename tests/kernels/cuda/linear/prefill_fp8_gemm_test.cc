@@ -57,11 +57,7 @@ class PrefillFp8GemmTest : public LinearTest, public ::testing::WithParamInterfa
     if (kind_.accumulates) y.FillUniform(uniform, 8);
     EXPECT_EQ(Run(call, y, first, rows), cudaSuccess);
     y.Download();
-    std::vector<float> out;
-    for (int64_t r = 0; r < rows; ++r) {
-      for (int64_t c = 0; c < y.cols(); ++c) out.push_back(y.At(r, c));
-    }
-    return out;
+    return y.values();
   }
 
   static TestMatrix MakeWeight(const Product8& kind) {

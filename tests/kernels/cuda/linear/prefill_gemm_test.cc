@@ -39,11 +39,7 @@ class PrefillGemmTest
     TestMatrix y(DType::kBF16, rows, inner_, rows % 2 * 8);
     EXPECT_EQ(Run({.in = &x_, .weight = &weight_, .gate = act_}, y, first, rows), cudaSuccess);
     y.Download();
-    std::vector<float> out;
-    for (int64_t r = 0; r < rows; ++r) {
-      for (int64_t c = 0; c < inner_; ++c) out.push_back(y.At(r, c));
-    }
-    return out;
+    return y.values();
   }
 
   // With tiles of either width, all of them one after the other among others.

@@ -52,7 +52,8 @@ TEST_F(MessagesApiTest, BlocksBecomeTurns) {
                     R"([{"type": "text", "text": "s"}], "is_error": true},
                         {"type": "text", "text": "t"}]})"),
        "U:u\nA:x\n<c>{\"f\": {\"a\": 1}}</c>\nT:r|s\nU:t\n" + skip},
-      // A tool's answer may hold what the model cannot see, as Claude Code's Read of a picture.
+      // A tool's answer may hold an image or a document, which the model cannot see: Claude Code
+      // sends both after its tool Read has read a picture or a PDF.
       {absl::StrCat(kUser, R"(, {"role": "assistant", "content": [)", call,
                     R"(]}, {"role": "user", "content": [)", result,
                     R"([{"type": "text", "text": "r"}, {"type": "image", "source":

@@ -53,7 +53,8 @@ TEST_F(ResponsesApiTest, ItemsBecomeTurns) {
                     [{"type": "reasoning_text", "text": "h"}], "encrypted_content": null}, )",
                     call, ",", result, R"("r"}])"),
        "U:u\nA:<t>\nh\n</t>\n\n<c>{\"f\": {\"a\": 1}}</c>\nT:r\nA:"},
-      // A function's output may hold what the model cannot see, as Codex's view of a picture.
+      // A function's output may hold an image, which the model cannot see: Codex sends one after
+      // its function view_image.
       {absl::StrCat("[", user, ",", call, ",", result,
                     R"([{"type": "input_text", "text": "r"},
                         {"type": "input_image", "image_url": "data:image/png;base64,aGk="}]}])"),
