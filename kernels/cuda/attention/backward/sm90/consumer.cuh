@@ -3,8 +3,12 @@
 // registers that they are computed in, are the left operands of the products for dV and dK; dS also
 // goes to shared memory, where both warpgroups read it for dQ.
 //
-// The products of one step, in the order of issue:
-//   S^T = K Q^T | dP^T = V dO^T | dV += P^T dO | dQ = dS K | dK += dS^T Q
+// The products of one step, in the order of issue, and what the warps do while they run:
+//   S^T = K Q^T     results of the step before are handed on
+//   dP^T = V dO^T   exponentials
+//   dV += P^T dO    dS
+//   dQ = dS K       row sums of dS
+//   dK += dS^T Q    dQ to shared memory
 #pragma once
 
 #include <cuda_bf16.h>
@@ -51,6 +55,8 @@ class BackwardConsumer {
  private:
   using Plan = BackwardPlan<kHeadDim>;
   static constexpr int kRows = Plan::kRows;
+  static constexpr int kSteps = kRows / 16;             // instructions of dV and dK
+  static constexpr int kDqParts = kSteps / 2;           // in which dQ is stored
   static constexpr int kDqSums = Plan::kDqColumns / 2;  // of a thread
 
   // In its warpgroup; not worth a register.
@@ -70,59 +76,87 @@ class BackwardConsumer {
     const uint32_t tiles = SharedAddress(shared_.tiles);
     keys_ = tiles + k_slot * Plan::kKeyTileBytes;
     values_ = tiles + v_slot * Plan::kKeyTileBytes;
-    for (int flags = 0; (flags & kLastOfItem) == 0;) {
-      flags = Step();
+    float s[kRows / 2];
+    IssueFirstProduct(s);
+    for (;;) {  // one way out: where products may run or not, ptxas waits for each instruction
+      const int flags = Step(s);
+      if ((flags & kLastOfItem) != 0) break;
+      IssueFirstProduct(s);
+      FinishStep<1>(flags);
     }
+    FinishStep<0>(kLastOfHead);
     Release(shared_.kv_empty[v_slot]);
     Release(shared_.kv_empty[k_slot]);
   }
 
-  // One step; gives its flags.
-  __device__ __forceinline__ int Step() {
+  // S of the step `step_`, the only product that runs from one turn of the loop to the next.
+  __device__ __forceinline__ void IssueFirstProduct(float (&s)[kRows / 2]) {
     const uint32_t slot = step_ % kStepSlots, phase = step_ / kStepSlots % 2;
-    float s[kRows / 2], dp[kRows / 2];
     shared_.q_full[slot].Wait(phase);
-    const BackwardStep step = shared_.steps[slot];
     IssueScores(s, keys_, Plan::QueryAt(slot));
+  }
+
+  // The step `step_`, of which S has been issued; leaves dK running. Gives the step's flags.
+  __device__ __forceinline__ int Step(float (&s)[kRows / 2]) {
+    const uint32_t slot = step_ % kStepSlots, phase = step_ / kStepSlots % 2;
+    float dp[kRows / 2];
+    const BackwardStep& step = shared_.steps[slot];
     shared_.do_full[slot].Wait(phase);
     IssueScores(dp, values_, Plan::GradientAt(slot));
+    const float2 bias = KeyBiases(slot, step);
     WgmmaWait<1>();
     WarpgroupFenceOperand(s);
-    Exponentiate(s, slot, step);
+    Exponentiate(s, slot, step, bias);
     WgmmaWait<0>();
     WarpgroupFenceOperand(dp);
 
     uint32_t p[kRows / 4], ds[kRows / 4];
     float row_sums[kRows / 4];
     Differentiate(s, dp, slot, p, ds, row_sums);
-    IssueProduct(dv_, p, Plan::GradientAt(slot));
+    IssueProduct<0, kSteps>(dv_, p, Plan::GradientAt(slot));
     SyncThreads<kConsumerThreads>(kDsFree + warpgroup_);
     StoreScores(ds);
     FenceAsyncProxy();
     SyncThreads<kConsumerThreads>(kDsFull);
+    WgmmaWait<0>();  // frees P's registers: without them ptxas adds row sums before the barrier
+    WarpgroupFenceOperand(dv_);
     float dq[kDqSums];
     IssueQueryGradients(dq);
-    IssueProduct(dk_, ds, Plan::QueryAt(slot));
-    ScatterSums(row_sums);
-    WgmmaWait<2>();
-    WarpgroupFenceOperand(dv_);
+    IssueProduct<0, kSteps / 4>(dk_, ds, Plan::QueryAt(slot));  // runs while dQ is waited for
     Release(shared_.do_empty[slot]);
+    ScatterSums(row_sums);
     WgmmaWait<1>();
     WarpgroupFenceOperand(dq);
     ArriveAtBarrier<kConsumerThreads>(kDsFree + (warpgroup_ ^ 1));
     shared_.dq_empty.Wait(step_ % 2 ^ 1);
-    StoreQueryGradients(dq, row_sums, step);
-    FenceAsyncProxy();
-    Release(shared_.dq_full);
-    WgmmaWait<0>();
-    WarpgroupFenceOperand(dk_);
-    if ((step.flags & kLastOfHead) != 0) StoreSums(step);
-    Release(shared_.q_empty[slot]);
+    IssueProduct<kSteps / 4, kSteps>(dk_, ds, Plan::QueryAt(slot), [&](int k) {
+      const int part = k - kSteps / 4;
+      if (part < kDqParts) StoreQueryGradients(dq, part);
+      if (part == kDqParts) StoreRowSums(row_sums, step);
+    });
     ++step_;
     return step.flags;
   }
 
+  // Hands on the results of the step before `step_`, behind whose products kPending more run.
+  template <int kPending>
+  __device__ __forceinline__ void FinishStep(int flags) {
+    const uint32_t slot = (step_ - 1) % kStepSlots;
+    FenceAsyncProxy();
+    Release(shared_.dq_full);
+    WgmmaWait<kPending>();
+    WarpgroupFenceOperand(dk_);
+    if ((flags & kLastOfHead) != 0) StoreSums(shared_.steps[slot]);
+    Release(shared_.q_empty[slot]);
+  }
+
   // --- products
+
+  // The descriptor of what lies `bytes` further on. As an addition to the low word it leaves the
+  // high one a constant; ptxas would keep both words of a 64-bit sum in registers.
+  static __device__ __forceinline__ uint64_t MoveDescriptor(uint64_t descriptor, uint32_t bytes) {
+    return descriptor >> 32 << 32 | (static_cast<uint32_t>(descriptor) + bytes / 16);
+  }
 
   // s = this warpgroup's rows of the key tile at `keys` times all rows of the one at `rows`.
   __device__ __forceinline__ void IssueScores(float (&s)[kRows / 2], uint32_t keys, uint32_t rows) {
@@ -136,8 +170,8 @@ class BackwardConsumer {
 #pragma unroll
     for (int step = 0; step < kHeadDim / 16; ++step) {
       const uint32_t block = step * 32 / Plan::kLineBytes, at = step * 32 % Plan::kLineBytes;
-      const uint64_t a_step = a + (block * Plan::kKeyBlockBytes + at) / 16;
-      const uint64_t b_step = b + (block * Plan::kRowBlockBytes + at) / 16;
+      const uint64_t a_step = MoveDescriptor(a, block * Plan::kKeyBlockBytes + at);
+      const uint64_t b_step = MoveDescriptor(b, block * Plan::kRowBlockBytes + at);
       if (step == 0) {
         WgmmaQk<true>(s, a_step, b_step);
       } else {
@@ -147,17 +181,26 @@ class BackwardConsumer {
     WgmmaCommit();
   }
 
-  // sums += (weights in registers) times the row tile at `rows`.
+  // sums += (weights in registers) times the row tile at `rows`: instructions kFirst to kEnd - 1,
+  // of 16 rows each, the k-th followed by work(k).
+  template <int kFirst, int kEnd, typename Work>
   __device__ __forceinline__ void IssueProduct(float (&sums)[kHeadDim / 2],
-                                               const uint32_t (&w)[kRows / 4], uint32_t rows) {
+                                               const uint32_t (&w)[kRows / 4], uint32_t rows,
+                                               const Work& work) {
     const uint64_t b = MatrixDescriptor(SharedAddress(shared_.tiles) + rows, Plan::kRowBlockBytes,
                                         8 * Plan::kLineBytes, Plan::kSwizzle);
     WgmmaFence();
 #pragma unroll
-    for (int step = 0; step < kRows / 16; ++step) {
-      WgmmaValues(sums, w, step, b + step * (16 * Plan::kLineBytes / 16));
+    for (int step = kFirst; step < kEnd; ++step) {
+      WgmmaValues(sums, w, step, MoveDescriptor(b, step * 16 * Plan::kLineBytes));
+      work(step);
     }
     WgmmaCommit();
+  }
+  template <int kFirst, int kEnd>
+  __device__ __forceinline__ void IssueProduct(float (&sums)[kHeadDim / 2],
+                                               const uint32_t (&w)[kRows / 4], uint32_t rows) {
+    IssueProduct<kFirst, kEnd>(sums, w, rows, [](int) {});
   }
 
   // dq = dS K: half of the rows, or with 64 of them half of the columns.
@@ -171,8 +214,8 @@ class BackwardConsumer {
     WgmmaFence();
 #pragma unroll
     for (int step = 0; step < kVarlenTile / 16; ++step) {
-      const uint64_t a_step = a + (step / 4 * Plan::kDsBlockBytes + step % 4 * 32) / 16;
-      const uint64_t b_step = b + step * (16 * Plan::kLineBytes / 16);
+      const uint64_t a_step = MoveDescriptor(a, step / 4 * Plan::kDsBlockBytes + step % 4 * 32);
+      const uint64_t b_step = MoveDescriptor(b, step * 16 * Plan::kLineBytes);
       if (step == 0) {
         WgmmaRows<true>(dq, a_step, b_step);
       } else {
@@ -189,21 +232,25 @@ class BackwardConsumer {
     return warpgroup_ * kWarpgroupKeys + warp() * 16 + lane_ / 4;
   }
 
-  __device__ __forceinline__ void Exponentiate(float (&s)[kRows / 2], uint32_t slot,
-                                               const BackwardStep& step) {
+  // What is added to the logits of the thread's two keys; known before S is.
+  __device__ __forceinline__ float2 KeyBiases(uint32_t slot, BackwardStep step) const {
     const float* key_offset = shared_.key_offset[slot] + key();
     const bool seen = warpgroup_ != 0 || (step.flags & kSecondPage) == 0;
     const float ref = seen ? step.ref : -INFINITY;
-    const float bias0 = ref - kLog2E * key_offset[0], bias1 = ref - kLog2E * key_offset[8];
+    return {ref - kLog2E * key_offset[0], ref - kLog2E * key_offset[8]};
+  }
+
+  __device__ __forceinline__ void Exponentiate(float (&s)[kRows / 2], uint32_t slot,
+                                               const BackwardStep& step, const float2& bias) {
     const float scale = arguments_.scale_log2;
     const float* lse = shared_.lse[slot] + 2 * (lane_ % 4);
 #pragma unroll
     for (int i = 0; i < kRows / 2; i += 4) {
       const float2 log_sum = *reinterpret_cast<const float2*>(lse + 2 * i);
-      s[i] = Exp2(fmaf(s[i], scale, bias0 - log_sum.x));
-      s[i + 1] = Exp2(fmaf(s[i + 1], scale, bias0 - log_sum.y));
-      s[i + 2] = Exp2(fmaf(s[i + 2], scale, bias1 - log_sum.x));
-      s[i + 3] = Exp2(fmaf(s[i + 3], scale, bias1 - log_sum.y));
+      s[i] = Exp2(fmaf(s[i], scale, bias.x - log_sum.x));
+      s[i + 1] = Exp2(fmaf(s[i + 1], scale, bias.x - log_sum.y));
+      s[i + 2] = Exp2(fmaf(s[i + 2], scale, bias.y - log_sum.x));
+      s[i + 3] = Exp2(fmaf(s[i + 3], scale, bias.y - log_sum.y));
     }
     if ((step.flags & kDiagonal) != 0) Mask(s, step.row % kVarlenTile);
   }
@@ -242,12 +289,15 @@ class BackwardConsumer {
     }
   }
 
-  // dS with rows as rows: this warpgroup's keys are the columns of its block.
+  // dS with rows as rows: this warpgroup's keys are the columns of its block. Of eight rows, row r
+  // is in line r % 2 * 4 + r / 2, so that lanes that store dQ together have rows 0, 2, 4, 6 or 1,
+  // 3, 5, 7: the swizzled lines of rows in sequence meet in half of the banks.
   __device__ __forceinline__ void StoreScores(const uint32_t (&ds)[kRows / 4]) {
     const uint32_t block = SharedAddress(shared_.tiles) + Plan::kDsAt +
                            static_cast<uint32_t>(warpgroup_) * Plan::kDsBlockBytes;
-    const int row = lane_ / 16 * 8 + lane_ % 8, chunk = 2 * warp() + lane_ / 8 % 2;
-    const uint32_t address = block + static_cast<uint32_t>(row * 128 + (chunk ^ row % 8) * 16);
+    const int line = lane_ % 2 * 4 + lane_ % 8 / 2, chunk = 2 * warp() + lane_ / 8 % 2;
+    const uint32_t address =
+        block + static_cast<uint32_t>((lane_ / 16 * 8 + line) * 128 + (chunk ^ line) * 16);
 #pragma unroll
     for (int i = 0; i < kRows / 4; i += 4) {
       StoreTransposed(address + i * 512, ds[i], ds[i + 1], ds[i + 2], ds[i + 3]);
@@ -256,26 +306,30 @@ class BackwardConsumer {
 
   // --- results
 
-  __device__ __forceinline__ void StoreQueryGradients(const float (&dq)[kDqSums],
-                                                      const float (&row_sums)[kRows / 4],
-                                                      const BackwardStep& step) {
-    const int quad_lane = lane_ % 4;
-    const int row = (kRows == 128 ? warpgroup_ * 64 : 0) + warp() * 16 + lane_ / 4;
+  // Part `part` of kDqParts. Rows are permuted as in StoreScores.
+  __device__ __forceinline__ void StoreQueryGradients(const float (&dq)[kDqSums], int part) {
+    constexpr int kPart = kDqSums / kDqParts;
+    const int quad_lane = lane_ % 4, row = lane_ / 4 % 4 * 2 + lane_ / 16;
+    const int first_row = (kRows == 128 ? warpgroup_ * 64 : 0) + warp() * 16;
     const uint32_t first_block = kRows == 128 ? 0 : static_cast<uint32_t>(warpgroup_) * 2;
     uint8_t* tile = shared_.tiles + Plan::kDqAt + first_block * Plan::kDqBlockBytes +
-                    static_cast<uint32_t>(row) * 128 + quad_lane % 2 * 8;
+                    static_cast<uint32_t>(first_row + row) * 128 + quad_lane % 2 * 8;
 #pragma unroll
-    for (int i = 0; i < kDqSums; i += 4) {
+    for (int i = part * kPart; i < (part + 1) * kPart; i += 4) {
       const int column = 2 * i, chunk = column % 32 / 4;  // + quad_lane / 2
-      uint8_t* to =
-          tile + column / 32 * Plan::kDqBlockBytes + ((chunk + quad_lane / 2) ^ lane_ / 4) * 16;
+      uint8_t* to = tile + column / 32 * Plan::kDqBlockBytes + ((chunk + quad_lane / 2) ^ row) * 16;
       *reinterpret_cast<float2*>(to) = float2{dq[i], dq[i + 1]};
       *reinterpret_cast<float2*>(to + 8 * 128) = float2{dq[i + 2], dq[i + 3]};
     }
-    // After ScatterSums a lane has kRows / 32 of them, in pairs 8 rows apart.
+  }
+
+  // The rest of what the adder takes. After ScatterSums a lane has kRows / 32 sums, in pairs 8 rows
+  // apart.
+  __device__ __forceinline__ void StoreRowSums(const float (&row_sums)[kRows / 4],
+                                               const BackwardStep& step) {
     constexpr int kOwn = kRows / 32;
     float* sums =
-        shared_.row_sums[warpgroup_ * 4 + warp()] + lane_ / 4 * (4 * kOwn) + 2 * quad_lane;
+        shared_.row_sums[warpgroup_ * 4 + warp()] + lane_ / 4 * (4 * kOwn) + 2 * (lane_ % 4);
 #pragma unroll
     for (int k = 0; k < kOwn; k += 2) {
       *reinterpret_cast<float2*>(sums + 4 * k) = float2{row_sums[k], row_sums[k + 1]};
