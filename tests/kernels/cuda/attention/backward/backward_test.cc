@@ -210,7 +210,12 @@ std::vector<VarlenCase> BackwardCases() {
   VarlenCase certified = paper;
   certified.name = "Certified";
   certified.acp = AcpMode::kCertified;
-  return VarlenCases({equal_keys, paper, certified});
+  // More key tiles than a GPU has SMs: blocks go from one to the next.
+  std::vector<int> lengths(72);
+  for (size_t i = 0; i < lengths.size(); ++i) lengths[i] = 1 + static_cast<int>(i * 83 % 211);
+  VarlenCase many = WithHeads(PackedCase(lengths), 4, 4, 0, {0, 3, 5, 9});
+  many.name = "ManyTiles";
+  return VarlenCases({equal_keys, paper, certified, many});
 }
 
 // All gradients against float64, in both modes, and under AcpMode::kPaper against the gradients of
