@@ -43,14 +43,19 @@ __device__ __forceinline__ Float8 Widen(const uint2& codes) {
   const uint32_t words[2] = {codes.x, codes.y};
   Float8 o;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    uint32_t halves;  // two of float16, which holds all codes
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;"
-        : "=r"(halves)
-        : "h"(static_cast<uint16_t>(words[i / 2] >> i % 2 * 16)));
-    const float2 pair = __half22float2(reinterpret_cast<const __half2&>(halves));
-    o.x[2 * i] = pair.x;
-    o.x[2 * i + 1] = pair.y;
+  for (int i = 0; i < 2; ++i) {
+    uint32_t low, high;  // two of float16 each, which holds all codes
+    // Halves of a register, which the instruction takes as they lie: a shift would be one more.
+    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, low;\ncvt.rn.f16x2.e4m3x2 %1, high;\n}\n"
+        : "=r"(low), "=r"(high)
+        : "r"(words[i]));
+    const float2 first = __half22float2(reinterpret_cast<const __half2&>(low));
+    const float2 second = __half22float2(reinterpret_cast<const __half2&>(high));
+    o.x[4 * i] = first.x;
+    o.x[4 * i + 1] = first.y;
+    o.x[4 * i + 2] = second.x;
+    o.x[4 * i + 3] = second.y;
   }
   return o;
 #else

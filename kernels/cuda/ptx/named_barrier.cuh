@@ -1,5 +1,6 @@
 // Barriers among some of a block's threads, whole warps. __syncthreads() uses barrier 0; 1 to 15
-// are free.
+// are free. An SM has 64, and a kernel whose barriers the compiler cannot number takes 16 a block,
+// so that no more than four blocks fit.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +16,21 @@ __device__ __forceinline__ void SyncThreads(int barrier = 1) {
 template <int kThreads>
 __device__ __forceinline__ void ArriveAtBarrier(int barrier) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
+}
+
+// Where warps take turns: SyncThreads by the warp whose turn it is, ArriveAtBarrier by the others,
+// at barrier 1 + turn, turn < kTurns. The branches give the compiler its number.
+template <int kThreads, int kTurns>
+__device__ __forceinline__ void MeetInTurn(int turn, bool own) {
+#pragma unroll
+  for (int i = 0; i < kTurns; ++i) {
+    if (i != turn) continue;
+    if (own) {
+      SyncThreads<kThreads>(1 + i);
+    } else {
+      ArriveAtBarrier<kThreads>(1 + i);
+    }
+  }
 }
 
 // SyncThreads; true if `vote` holds in any of the threads.

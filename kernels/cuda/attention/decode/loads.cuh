@@ -46,8 +46,8 @@ __device__ Gate LoadGate(const Decode& a, const SeqHead& seq_head, const HalfPag
       LoadCoherent(a.kv.LogFOffsets<float>(summary) + half_page.half * kHalfPageKeys + key);
   if constexpr (kHasExponents<Part>) {
     const int token = half_page.half * kHalfPageKeys + key;
-    gate.key_exponent = LoadCoherent(a.kv.KeyExponent(half_page.page, token));
-    gate.value_exponent = LoadCoherent(a.kv.ValueExponent(half_page.page, token));
+    gate.key_exponent = LoadCoherent(a.kv.KeyExponent(half_page.page, 0) + token);
+    gate.value_exponent = LoadCoherent(a.kv.ValueExponent(half_page.page, 0) + token);
   }
   return gate;
 }

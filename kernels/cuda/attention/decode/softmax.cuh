@@ -41,6 +41,13 @@ __device__ float SumAcross(const float (&part)[2 * kHalf]) {
   }
 }
 
+// WarpMax by one instruction, as the maximum of integers in the order of the numbers; may be NaN if
+// a lane's is.
+__device__ __forceinline__ float IntegerWarpMax(float x) {
+  const auto ordered = [](int bits) { return bits ^ (bits >> 31 & 0x7fffffff); };
+  return __int_as_float(ordered(__reduce_max_sync(kAllLanes, ordered(__float_as_int(x)))));
+}
+
 // The product q.k of this lane's key, without its exponent.
 template <int kHeadDim, typename Part>
 __device__ float DotProduct(const float (&q)[8], const Part (&keys)[Layout<kHeadDim>::kLoads]) {
@@ -72,7 +79,7 @@ __device__ float ScoresToProbs(const KeptSeqHead<kHeadDim>& kept,
   if constexpr (kHasExponents<Part>) product *= PowerOfTwo(gate.key_exponent);
   const float logit =
       LaneKey<kHeadDim>() < valid ? fmaf(product, scale, decay * kLog2E) : -INFINITY;
-  const float max = fmaxf(softmax.max, WarpMax(logit));
+  const float max = fmaxf(softmax.max, IntegerWarpMax(logit));
   const float rescale = exp2f(softmax.max - max);
   const float weight = exp2f(logit - max);
   softmax.max = max;

@@ -67,8 +67,9 @@ __device__ void FinishSplit(const Decode& a, const KeptSeqHead<kHeadDim>& kept, 
   const int turn = split % kWarps;
   WarpParts<kHeadDim, kWarps>& parts = shared.split[turn];
   parts.Put(Warp(), softmax, shared.lane_groups[Warp()]);
-  if (Warp() != turn) return ArriveAtBarrier<kThreads>(1 + turn);
-  SyncThreads<kThreads>(1 + turn);
+  const bool own_turn = Warp() == turn;
+  MeetInTurn<kThreads, kWarps>(turn, own_turn);
+  if (!own_turn) return;
   float max, sum;
   float2 out[W::kCount];
   parts.Merge(max, sum, out);

@@ -403,6 +403,26 @@ std::vector<CacheCase> DecodeCases() {
 INSTANTIATE_TEST_SUITE_P(Cases, DecodeAttentionTest, ::testing::ValuesIn(DecodeCases()),
                          CaseName<CacheCase>);
 
+// Codes take half the registers, so a block more fits on an SM, which the named barriers allow.
+TEST(DecodeBlocksTest, AreAsManyAsTheRegistersAllow) {
+  cudaDeviceProp device{};
+  ASSERT_EQ(cudaGetDeviceProperties(&device, 0), cudaSuccess);
+  if (device.sharedMemPerMultiprocessor < size_t{200} << 10) GTEST_SKIP() << "too little memory";
+  for (const auto& [head_dim, in_bf16] : {std::pair{64, 4}, std::pair{128, 2}}) {
+    PagedKvShape shape;
+    shape.q_heads = shape.kv_heads = 1;
+    shape.head_dim = head_dim;
+    for (const DType dtype : {DType::kBF16, DType::kE4M3}) {
+      SCOPED_TRACE(::testing::Message() << head_dim << ", " << SizeOf(dtype) << " bytes");
+      shape.dtype = dtype;
+      int blocks = 0;
+      ASSERT_EQ(DecodeBlocks(shape, &blocks), cudaSuccess);
+      const int of_sm = in_bf16 + (dtype == DType::kE4M3 ? 1 : 0);
+      EXPECT_EQ(blocks, of_sm * device.multiProcessorCount);
+    }
+  }
+}
+
 TEST(DecodeBatchTest, NoSequencesAreNoWork) {
   const DeviceCache cache({.sequences = OneRowEach({100})});
   BatchView empty = cache.batch();
