@@ -267,7 +267,8 @@ void Engine::ScorePrompt(Sequence* sequence, const PlannedSequence& planned, con
     if (position >= sequence->prompt_tokens - 1) return;  // the row to sample from
     const float* row_logits = logits + k * static_cast<size_t>(limits_.vocab_size);
     if (PromptRows* const rows = sequence->request.prompt_rows.get(); rows != nullptr) {
-      rows->logits.insert(rows->logits.end(), row_logits, row_logits + limits_.vocab_size);
+      std::copy_n(row_logits, limits_.vocab_size,
+                  rows->logits.data() + (position - rows->first) * limits_.vocab_size);
       sequence->prompt_rows_done = position + 1;
       continue;
     }

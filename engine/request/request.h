@@ -47,8 +47,9 @@ struct StopParams {
   bool ignore_eos = false;
 };
 
-// Rows of a prompt's logits, to compare distributions. The engine's thread adds to it until the
-// request's last output.
+// Rows of a prompt's logits, to compare distributions. The engine's thread writes them until the
+// request's last output. Their memory is there, and was written to once, before the request: its
+// first page faults would cost that thread several ms.
 struct PromptRows {
   int64_t first = 0;          // position of the first row
   std::vector<float> logits;  // [rows, V], of positions first, first + 1, .., the last but one
@@ -73,7 +74,8 @@ struct Request {
   uint64_t tenant = 0;               // its prefixes count for this tenant's part of the cache
   bool bypass_prefix_cache = false;  // uses no snapshots and leaves none
   bool report_windows = false;       // asks for RequestOutput::windows, some times a second
-  // Rows of the prompt to keep. REQUIRES: max_tokens is 0, and no prompt_logprobs.
+  // Rows of the prompt to keep. REQUIRES: max_tokens is 0, no prompt_logprobs, and room for each
+  // row.
   std::shared_ptr<PromptRows> prompt_rows;
   std::string trace_parent;  // W3C traceparent of the call, for observers; empty: none
 };

@@ -149,6 +149,10 @@ absl::Status ValidateRequest(const Request& request, const EngineOptions& option
     if (request.prompt_rows->first < 0 || request.prompt_rows->first >= prompt_tokens - 1) {
       return Invalid("prompt_rows", "begin behind the prompt's last row but one");
     }
+    const auto rows = static_cast<size_t>(prompt_tokens - 1 - request.prompt_rows->first);
+    if (request.prompt_rows->logits.size() != rows * static_cast<size_t>(vocab)) {
+      return Invalid("prompt_rows", "have no room for a row of logits each");
+    }
   }
   if (std::isnan(request.queue_deadline)) return Invalid("queue_deadline", "is not a number");
   if (std::isnan(request.deadline)) return Invalid("deadline", "is not a number");

@@ -41,35 +41,56 @@ void StepReadback::Begin(const StepPlan& plan, bool row_each) {
   }
 }
 
-void StepReadback::Fetch(const void* device, size_t bytes, const Buffer& host) {
+void StepReadback::Fetch(const void* device, size_t bytes, void* host) {
   if (queue_ != nullptr) {
-    queue_->CopyPinned(device, bytes, host.data(), queue_->stream());
+    queue_->CopyPinned(device, bytes, host, queue_->stream());
   } else {
-    ops_.CopyToHost(device, bytes, host.data(), nullptr);
+    ops_.CopyToHost(device, bytes, host, nullptr);
   }
+}
+
+// Copies each run of rows for the host at once.
+void StepReadback::FetchLogits(const MatrixView& logits) {
+  const size_t row_bytes = static_cast<size_t>(logits.cols) * SizeOf(logits.dtype);
+  int64_t rows = 0;
+  for (const Awaited& seq : sequences_) rows += seq.rows_for_host();
+  logits_view_ = {};
+  if (rows == 0) return;
+  logits_view_ = {Room<std::byte>(static_cast<size_t>(rows) * row_bytes, &logits_), logits.dtype,
+                  rows, logits.cols, logits.cols};
+  int64_t next = 0, begin = 0, end = 0, fetched = 0;
+  const auto fetch_run = [&] {
+    if (begin == end) return;
+    Fetch(logits.Rows(begin, end - begin).data, static_cast<size_t>(end - begin) * row_bytes,
+          logits_view_.Rows(fetched, end - begin).data);
+    fetched += end - begin;
+  };
+  for (const Awaited& seq : sequences_) {
+    if (seq.rows_for_host() > 0) {
+      if (end != next) {
+        fetch_run();
+        begin = next;
+      }
+      end = next + seq.rows_for_host();
+    }
+    next += seq.rows_in_batch();
+  }
+  fetch_run();
 }
 
 void StepReadback::Enqueue(const MatrixView& logits, const PagedKv& kv) {
   Fetch(batch_.output_buffer(), sequences_.empty() ? batch_.pool_bytes() : batch_.output_bytes(),
-        outputs_);
-  const bool wanted = std::any_of(sequences_.begin(), sequences_.end(),
-                                  [](const Awaited& s) { return s.rows > 0 && !s.sampled; });
-  logits_view_ = wanted ? logits : MatrixView{};
-  if (wanted) {
-    const size_t bytes = static_cast<size_t>(logits.rows * logits.cols) * SizeOf(logits.dtype);
-    if (logits_.bytes() < bytes) logits_ = Allocate(bytes);
-    Fetch(logits.data, bytes, logits_);
-  }
+        outputs_.data());
+  FetchLogits(logits);
   if (scored_rows_ > 0) {
     const auto count = static_cast<size_t>(scored_rows_);
-    Room<SampleRecord>(count, &scores_);
-    Fetch(batch_.scores(), count * sizeof(SampleRecord), scores_);
+    Fetch(batch_.scores(), count * sizeof(SampleRecord), Room<SampleRecord>(count, &scores_));
   }
   if (wants_windows_) {
     const size_t bytes =
         static_cast<size_t>(kv.shape.max_slots * kv.shape.lists_per_slot()) * sizeof(int32_t);
     if (first_pages_.bytes() < bytes) first_pages_ = Allocate(bytes);
-    Fetch(kv.first_live, bytes, first_pages_);
+    Fetch(kv.first_live, bytes, first_pages_.data());
   }
   Mark();
 }
@@ -99,14 +120,15 @@ StepResult StepReadback::Deliver(const ExecutorLimits& limits, std::vector<AcpSt
   const StepOutputs outputs = batch_.OutputsAt(outputs_.as<std::byte>());
   const float* logits = Logits();
   const SampleRecord* scores = scores_.as<SampleRecord>();
-  int64_t row = 0;
+  int64_t row = 0, row_for_host = 0;
   for (size_t i = 0; i < sequences_.size(); ++i) {
     const Awaited& seq = sequences_[i];
-    result.logits.push_back(seq.rows == 0 || seq.sampled ? nullptr
-                                                         : logits + row * logits_view_.cols);
+    result.logits.push_back(seq.rows_for_host() == 0 ? nullptr
+                                                     : logits + row_for_host * logits_view_.cols);
+    row_for_host += seq.rows_for_host();
     result.scores.push_back(seq.scores == 0 ? nullptr : scores);
     scores += seq.scores;
-    row += seq.rows + (seq.padding_row ? 1 : 0);
+    row += seq.rows_in_batch();
     FOX_CHECK(!seq.sampled || row > 0);  // its own row is the last one
     result.sampled.push_back(
         seq.sampled ? TokenOf(outputs.sampled[row - 1], seq.logprobs, limits.vocab_size)

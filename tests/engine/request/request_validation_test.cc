@@ -129,20 +129,23 @@ TEST(RequestValidationTest, IntegersAroundTheBounds) {
 }
 
 TEST(RequestValidationTest, RowsOfAPrompt) {
-  const auto code = [](int64_t first, int32_t max_tokens, int32_t logprobs) {
+  const auto code = [](int64_t first, int32_t max_tokens, int32_t logprobs, int64_t rows) {
     Request request = Good();  // three tokens: rows 0 and 1 predict one
     request.prompt_rows = std::make_shared<PromptRows>();
     request.prompt_rows->first = first;
+    request.prompt_rows->logits.resize(static_cast<size_t>(rows * kVocab));
     request.stop.max_tokens = max_tokens;
     request.sampling.prompt_logprobs = logprobs;
     return Code(request);
   };
-  EXPECT_EQ(code(0, 0, -1), kFine);
-  EXPECT_EQ(code(1, 0, -1), kFine);
-  EXPECT_EQ(code(-1, 0, -1), kBad);
-  EXPECT_EQ(code(2, 0, -1), kBad);
-  EXPECT_EQ(code(0, 1, -1), kBad);
-  EXPECT_EQ(code(0, 0, 0), kBad);
+  EXPECT_EQ(code(0, 0, -1, 2), kFine);
+  EXPECT_EQ(code(1, 0, -1, 1), kFine);
+  EXPECT_EQ(code(1, 0, -1, 0), kBad);
+  EXPECT_EQ(code(0, 0, -1, 1), kBad);
+  EXPECT_EQ(code(-1, 0, -1, 3), kBad);
+  EXPECT_EQ(code(2, 0, -1, 0), kBad);
+  EXPECT_EQ(code(0, 1, -1, 2), kBad);
+  EXPECT_EQ(code(0, 0, 0, 2), kBad);
 }
 
 TEST(RequestValidationTest, Lengths) {
