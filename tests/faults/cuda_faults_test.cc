@@ -1,9 +1,9 @@
 // fox-server on a GPU whose context breaks, that hangs, that is full or missing, and whose driver
 // fails at any call: what clients see, when health turns, how and when the process ends.
 //
-// FOX_FAULT_SECONDS: the time for all tests together (140); later tests are skipped, and a test
-// omits the rounds for which there is no time. FOX_FAULT_ROUNDS: how often a kernel traps at most
-// (20).
+// FAULT_SECONDS: the time for all tests together (140); later tests are skipped, and a test omits
+// the rounds for which there is no time. FAULT_ROUNDS: how often a kernel traps at most (20). Their
+// names do not begin with FOX_, because the server warns of such a variable that is no flag's.
 #include "tests/faults/cuda_faults.h"
 
 #include <gmock/gmock.h>
@@ -51,8 +51,8 @@ double Elapsed() {
   return 1e-9 * static_cast<double>(FaultPage::Now() - begin);
 }
 
-// True if there is time left: each test may go on until `share` of FOX_FAULT_SECONDS is over.
-bool HasTime(double share) { return Elapsed() < share * Number("FOX_FAULT_SECONDS", 140); }
+// True if there is time left: each test may go on until `share` of FAULT_SECONDS is over.
+bool HasTime(double share) { return Elapsed() < share * Number("FAULT_SECONDS", 140); }
 
 ServerStart OnDevice(const SharedFaultPage& page, const std::vector<std::string>& flags = {
                                                       "--kv-cache-mb=512", "--max-num-seqs=32"}) {
@@ -109,7 +109,7 @@ void ExpectEnd(ServerProcess& server, HealthWatch& health, ClientStreams* stream
 // At a random moment of a busy, a prefilling and an idle server.
 TEST(CudaFaultsTest, AStickyErrorEndsTheProcess) {
   std::mt19937 random(11);
-  for (int round = 0; round < Number("FOX_FAULT_ROUNDS", 20) && HasTime(0.45); ++round) {
+  for (int round = 0; round < Number("FAULT_ROUNDS", 20) && HasTime(0.45); ++round) {
     SCOPED_TRACE(round);
     SharedFaultPage page;
     ServerProcess server(OnDevice(page));
