@@ -297,25 +297,30 @@ void CudaOps::GatherRows(const MatrixView& in, const int64_t* rows, const Matrix
 
 void CudaOps::Linear(const LinearParams& params, Stream stream) {
   if (params.in.rows == 0) return;
+  const UnfinishedWrites before = state_->unfinished;
   state_->Enqueue("multiply", stream,
                   [&](cudaStream_t on) { return state_->linear.Run(params, on); });
-  if (state_->linear.triggers_late()) state_->unfinished = UnfinishedWrites{params.out.data};
+  if (params.decode_rows < params.in.rows) return;
+  const bool triggers_late = state_->linear.triggers_late();
+  state_->unfinished = (triggers_late ? UnfinishedWrites::None() : before).With(params.out.data);
 }
 
-// Append writes the rows' own pages and the running state, represented here by cum_log_f; `keys`
-// represents the lists and all other pages.
+// Append writes a layer's running state and the rows' own pages in it; here the layer's first sum
+// of log gates represents both, and `keys` the lists and all other pages.
 void CudaOps::Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
                      Stream stream) {
-  const UnfinishedWrites& unfinished = state_->unfinished;
-  const bool reads_early = !unfinished.MayTouch(kv.cum_log_f) && !unfinished.MayTouch(kv.keys);
+  const UnfinishedWrites before = state_->unfinished;
+  const void* state = kv.cum_log_f + kv.HeadIndex(0, params.layer, 0);
+  // Behind a projection that triggered early, attention has to wait for this kernel's wait: its
+  // blocks would otherwise stand in the way of the products before.
+  const bool reads_early = !before.MayTouch(state) && !before.MayTouch(kv.keys);
+  const bool triggers_early = reads_early && state_->linear.triggers_late();
   state_->Enqueue("append", stream, [&](cudaStream_t on) {
-    return cuda::Append(batch, params, kv, state_->schedule, reads_early, on);
+    return cuda::Append(batch, params, kv, state_->schedule, {reads_early, triggers_early}, on);
   });
-  // AppendDecode triggers its dependents early if the projection triggered late, and late
-  // otherwise. Either way only these two arrays may still be written to.
-  if (batch.all_decodes()) {
-    state_->unfinished = UnfinishedWrites{params.projection.data, kv.cum_log_f};
-  }
+  if (!batch.all_decodes()) return;
+  state_->unfinished =
+      (triggers_early ? before : UnfinishedWrites::None()).With(params.projection.data).With(state);
 }
 
 void CudaOps::Attention(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,
@@ -326,10 +331,12 @@ void CudaOps::Attention(const BatchView& batch, const AttentionParams& params, c
                     [&](cudaStream_t on) { return Prefill(*state_, batch, params, kv, on); });
   }
   if (batch.num_decodes == 0) return;
-  const bool reads_early = !state_->unfinished.MayTouch(kv.keys);
+  const UnfinishedWrites before = state_->unfinished;
+  const bool reads_early = !before.MayTouch(kv.keys);
   state_->Enqueue("attend, single rows", stream, [&](cudaStream_t on) {
     return cuda::DecodeAttention(batch, params, kv, state_->schedule, reads_early, on);
   });
+  if (batch.all_decodes()) state_->unfinished = before.With(params.out.data);
 }
 
 void CudaOps::Evict(const BatchView& batch, const EvictParams& params, const PagedKv& kv,

@@ -5,6 +5,7 @@
 
 #include <nvtx3/nvToolsExt.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -28,20 +29,31 @@ class NvtxRange {
 };
 
 // The memory that kernels may still be writing when the next kernel starts (launch.h): the next
-// kernel may read everything else before its wait.
+// kernel may read everything else before its wait. Those are the kernels from the last one on that
+// triggered after its wait.
 class UnfinishedWrites {
  public:
-  // Any memory.
+  // To any memory.
   UnfinishedWrites() = default;
-  // The memory at two addresses alone; null: none.
-  explicit UnfinishedWrites(const void* first, const void* second = nullptr)
-      : any_(false), first_(first), second_(second) {}
+  static UnfinishedWrites None() {
+    UnfinishedWrites none;
+    none.any_ = false;
+    return none;
+  }
+  // These and writes to the memory at `what`.
+  UnfinishedWrites With(const void* what) const {
+    UnfinishedWrites all = *this;
+    if (!all.MayTouch(what)) all.written_.push_back(what);
+    return all;
+  }
 
-  bool MayTouch(const void* what) const { return any_ || what == first_ || what == second_; }
+  bool MayTouch(const void* what) const {
+    return any_ || std::find(written_.begin(), written_.end(), what) != written_.end();
+  }
 
  private:
   bool any_ = true;
-  const void *first_ = nullptr, *second_ = nullptr;
+  std::vector<const void*> written_;
 };
 
 struct CudaState {
@@ -54,8 +66,8 @@ struct CudaState {
   CudaState& operator=(const CudaState&) = delete;
 
   // The wrapper of every operation. launch(cuda stream) enqueues it and gives the first error; it
-  // is not called once the device has failed. An operation that knows its kernels' unfinished
-  // writes sets `unfinished` afterwards.
+  // is not called once the device has failed. Afterwards any memory may have unfinished writes: an
+  // operation that knows its kernels' writes sets `unfinished`.
   template <typename Launch>
   void Enqueue(const char* what, Stream stream, const Launch& launch) {
     unfinished = {};

@@ -99,7 +99,8 @@ class AttentionSetup {
     // but the queries and the sums of log gates, which Append may still be writing.
     const bool decodes = batch_.num_rows == batch_.num_seqs;
     ops_.state().unfinished =
-        decodes ? UnfinishedWrites(params.q.data, storage_->view().cum_log_f) : UnfinishedWrites();
+        decodes ? UnfinishedWrites::None().With(params.q.data).With(storage_->view().cum_log_f)
+                : UnfinishedWrites();
     ops_.Attention(batch_, params, storage_->view(), nullptr);
   }
 

@@ -7,7 +7,8 @@
 namespace fox::cuda {
 
 cudaError_t Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
-                   const StepSchedule& schedule, bool reads_early, cudaStream_t stream) {
+                   const StepSchedule& schedule, const AppendOverlap& overlap,
+                   cudaStream_t stream) {
   if (batch.num_seqs == 0) return cudaSuccess;
   const MatrixView& projection = params.projection;
   FOX_CHECK(projection.dtype == DType::kBF16 &&
@@ -18,13 +19,13 @@ cudaError_t Append(const BatchView& batch, const AppendParams& params, const Pag
   FOX_CHECK((params.q_norm == nullptr || params.q_cap == nullptr) &&
             (params.k_norm == nullptr || params.k_cap == nullptr));
   if (batch.num_rows == batch.num_seqs) {
-    return AppendDecode(batch, params, kv, reads_early, stream);
+    return AppendDecode(batch, params, kv, overlap, stream);
   }
   if (batch.num_decodes > 0) {
     BatchView decodes = batch;
     decodes.num_seqs = batch.num_decodes;
     decodes.num_rows = batch.num_decodes;
-    const cudaError_t decoded = AppendDecode(decodes, params, kv, false, stream);
+    const cudaError_t decoded = AppendDecode(decodes, params, kv, {}, stream);
     if (decoded != cudaSuccess) return decoded;
   }
   const cudaError_t projected = ProjectBlocks(batch, params, kv, schedule, stream);

@@ -10,18 +10,25 @@
 
 namespace fox::cuda {
 
+// What decode rows may do while earlier kernels still run (launch.h).
+struct AppendOverlap {
+  // No kernel that has not ended when this one starts writes the sequences' lists, or the layer's
+  // pages and running state: they are read before the wait.
+  bool reads_early = false;
+  // Lets the next kernel start at once, not only after the wait.
+  bool triggers_early = false;
+};
+
 // projection: bf16, q columns rewritten in place; norms and biases float32, norms not beside caps;
 // pages bf16 or e4m3, [64, head_dim]; last_k, last_v hold the raw last rows, float32. head_dim 16,
-// 32, 64 or 128. After BeginStep of the same batch. reads_early: no kernel that has not ended when
-// this one starts (launch.h) writes the sequences' lists, pages and running state. Enqueues on
-// `stream`; gives the launch's error.
+// 32, 64 or 128. After BeginStep of the same batch. Enqueues on `stream`; gives the launch's error.
 cudaError_t Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
-                   const StepSchedule& schedule, bool reads_early, cudaStream_t stream);
+                   const StepSchedule& schedule, const AppendOverlap& overlap, cudaStream_t stream);
 
 // Append's two ways, between which append.cu chooses. For decode rows one kernel: REQUIRES num_rows
 // == num_seqs.
 cudaError_t AppendDecode(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
-                         bool reads_early, cudaStream_t stream);
+                         const AppendOverlap& overlap, cudaStream_t stream);
 
 // For prefill rows three kernels, for the sequences from num_decodes on: first each row block, then
 // each head of a sequence, last the queries. The results do not depend on where chunks end, as long

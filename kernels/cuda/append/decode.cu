@@ -168,8 +168,8 @@ __device__ __forceinline__ RowInput LoadInput(const RowPlace& place) {
   return {__ldcg(place.now), __ldcg(place.shift), __ldcg(place.gate)};
 }
 
-// Bypasses the first-level cache: may be called before WaitOnDependencies() where all kernels
-// before the projection have ended. `part`: the lane's first.
+// Bypasses the first-level cache: may be called before WaitOnDependencies() where
+// AppendOverlap::reads_early allows it. `part`: the lane's first.
 template <int kHeadDim>
 __device__ __forceinline__ State LoadState(const AppendParams& params, const PagedKv& kv,
                                            const Token& token, int part) {
@@ -371,10 +371,10 @@ __device__ __forceinline__ void AccumulatePage(const AppendParams& params, const
 template <int kHeadDim, bool kGeneralBound, typename Part>
 __global__ void __launch_bounds__(kThreads, kHeadDim > 64 && kGeneralBound ? 3 : 4)
     AppendDecodeKernel(const BatchView batch, const AppendParams params, const PagedKv kv,
-                       bool reads_early) {
+                       const AppendOverlap overlap) {
   __shared__ PageSumsScratch<kHeadDim> space[kWarps];
   constexpr int kLanes = kRowLanes<kHeadDim>;
-  if (reads_early) TriggerDependents();
+  if (overlap.triggers_early) TriggerDependents();
   const int warp = Warp();
   const int lane = Lane();
   const int seq = static_cast<int>(blockIdx.y), group = kv.shape.group();
@@ -403,7 +403,7 @@ __global__ void __launch_bounds__(kThreads, kHeadDim > 64 && kGeneralBound ? 3 :
     place = PlaceOf<kHeadDim>(params, kv, token, part);
     gate_bias = GateBias(params, LaneHead(kv, token.kv_head));
     weights = LoadWeights<kHeadDim>(params, kv, token.kv_head, part);
-    if (reads_early) {
+    if (overlap.reads_early) {
       state = LoadState<kHeadDim>(params, kv, token, part);
     } else {
       PrefetchState<kHeadDim>(params, kv, token);
@@ -413,10 +413,10 @@ __global__ void __launch_bounds__(kThreads, kHeadDim > 64 && kGeneralBound ? 3 :
     }
   }
   WaitOnDependencies();
-  if (!reads_early) TriggerDependents();
+  if (!overlap.triggers_early) TriggerDependents();
   if (!there) return;
   const RowInput input = LoadInput(place);
-  if (!reads_early) state = LoadState<kHeadDim>(params, kv, token, part);
+  if (!overlap.reads_early) state = LoadState<kHeadDim>(params, kv, token, part);
   token.page = state.page;
   if (token.drafts > 0) AddRowsBefore(params, token, place, gate_bias, state);
   HeadGate gate{LogGate(params, GateLogit(params, input.gate) + gate_bias), state.c, state.base};
@@ -433,7 +433,7 @@ __global__ void __launch_bounds__(kThreads, kHeadDim > 64 && kGeneralBound ? 3 :
 
 template <int kHeadDim>
 cudaError_t LaunchFor(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
-                      bool reads_early, cudaStream_t stream) {
+                      const AppendOverlap& overlap, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>((kv.shape.kv_heads + kWarps - 1) / kWarps),
                   static_cast<unsigned>(batch.num_seqs));
   const bool diagonal = IsDiagonal(params.bound) || params.acp == AcpMode::kOff;
@@ -441,16 +441,16 @@ cudaError_t LaunchFor(const BatchView& batch, const AppendParams& params, const 
     return Launch(diagonal ? AppendDecodeKernel<kHeadDim, false, Part>
                            : AppendDecodeKernel<kHeadDim, true, Part>,
                   grid, kThreads, SmemConfig(0, batch.num_rows <= kOverlapRows), stream, batch,
-                  params, kv, reads_early);
+                  params, kv, overlap);
   });
 }
 
 }  // namespace
 
 cudaError_t AppendDecode(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
-                         bool reads_early, cudaStream_t stream) {
+                         const AppendOverlap& overlap, cudaStream_t stream) {
   return DispatchHeadDim(kv.shape.head_dim, [&]<int kHeadDim>() {
-    return LaunchFor<kHeadDim>(batch, params, kv, reads_early, stream);
+    return LaunchFor<kHeadDim>(batch, params, kv, overlap, stream);
   });
 }
 

@@ -15,9 +15,11 @@
 // WaitOnDependencies(): when the kernel behind it starts, all kernels before it have ended.
 // Products of few rows that begin with a norm do (linear.h), the projection in front of Append
 // among them; AppendDecode does where the projection did not. So DecodeAttention may read ahead
-// everything that these two do not write. AccumulateBlocks always does, so ProjectQueries behind it
-// works before its wait; so does BeginStepKernel, and PlanSplitsKernel counts splits before its
-// own.
+// everything that these two do not write. And AppendDecode may read ahead its layer's state: the
+// kernels from the last one on that triggered after its wait do not write that, be they the
+// projection alone or all of the layer before, its AppendDecode first. AccumulateBlocks always
+// triggers after its wait, so ProjectQueries behind it works before its wait; so does
+// BeginStepKernel, and PlanSplitsKernel counts splits before its own.
 //
 // PrefillGemm, and so PrefillFp8Gemm, triggers after its wait for another reason: in a step of at
 // most four decode rows beside a short prompt, the next product (down) would start while gate/up of

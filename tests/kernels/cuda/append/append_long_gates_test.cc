@@ -50,7 +50,7 @@ TEST(LongGatesTest, AMillionTokens) {
     params.v_column = 2 * kHeadDim;
     params.fgate_column = 3 * kHeadDim;
     ASSERT_EQ(BeginStep(batch.view, kv.view, schedule.view, nullptr), cudaSuccess);
-    ASSERT_EQ(Append(batch.view, params, kv.view, schedule.view, false, nullptr), cudaSuccess);
+    ASSERT_EQ(Append(batch.view, params, kv.view, schedule.view, {}, nullptr), cudaSuccess);
     done += rows;
   }
 

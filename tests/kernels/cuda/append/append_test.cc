@@ -227,11 +227,11 @@ class AppendPair {
     AppendParams params = gpu_params_;
     params.projection = {rows.data(), DType::kBF16, batch.view.num_rows, stride_, stride_};
     ASSERT_EQ(BeginStep(batch.view, kv_.view, schedule.view, nullptr), cudaSuccess);
-    // Every other time as if the kernel before left the state alone (launch.h).
+    // In turns as behind each kind of kernel (launch.h), none of which still runs.
     ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
-    const bool reads_early = ++gpu_runs_ % 2 == 0;
-    ASSERT_EQ(Append(batch.view, params, kv_.view, schedule.view, reads_early, nullptr),
-              cudaSuccess);
+    const int turn = ++gpu_runs_ % 3;
+    const AppendOverlap overlap{.reads_early = turn > 0, .triggers_early = turn > 1};
+    ASSERT_EQ(Append(batch.view, params, kv_.view, schedule.view, overlap, nullptr), cudaSuccess);
     projection = rows.ToHost();
   }
 
