@@ -77,20 +77,24 @@ struct Rotation {
   float sine[kVec8];  // negative in the lower half
 };
 
+__device__ __forceinline__ void SineAndCosine(int64_t position, double frequency, float* sine,
+                                              float* cosine) {
+  constexpr double kTurn = 0.15915494309189533577;  // 1 / (2 pi)
+  const double turns = __dmul_rn(__dmul_rn(static_cast<double>(position), frequency), kTurn);
+  sincospif(2.0f * static_cast<float>(turns - rint(turns)), sine, cosine);
+}
+
 template <int kHeadDim>
 __device__ __forceinline__ Rotation RotationAt(const AppendParams& params, int64_t position,
                                                int sub) {
-  constexpr double kTurn = 0.15915494309189533577;  // 1 / (2 pi)
   constexpr int kHalf = kHeadDim / 2;
   const bool low = sub * kVec8 < kHalf;
   const double* lane_frequency = params.rope_frequency + (low ? sub * kVec8 : sub * kVec8 - kHalf);
   Rotation r;
 #pragma unroll
   for (int i = 0; i < kVec8; ++i) {
-    const double turns =
-        __dmul_rn(__dmul_rn(static_cast<double>(position), lane_frequency[i]), kTurn);
     float sine;
-    sincospif(2.0f * static_cast<float>(turns - rint(turns)), &sine, &r.cosine[i]);
+    SineAndCosine(position, lane_frequency[i], &sine, &r.cosine[i]);
     r.sine[i] = low ? -sine : sine;
   }
   if (params.attention_factor != 1) {  // a branch: the factor would occupy a register throughout
@@ -100,6 +104,32 @@ __device__ __forceinline__ Rotation RotationAt(const AppendParams& params, int64
       r.cosine[i] = __fmul_rn(r.cosine[i], factor);
       r.sine[i] = __fmul_rn(r.sine[i], factor);
     }
+  }
+  return r;
+}
+
+// RotationAt where all lanes of the warp have the same position, of whose angles each then computes
+// its share: fewer instructions, which a kernel that runs them once fetches from afar.
+template <int kHeadDim>
+__device__ __forceinline__ Rotation RotationOfWarp(const AppendParams& params, int64_t position,
+                                                   int sub) {
+  constexpr int kHalf = kHeadDim / 2, kShare = kHalf < kWarp ? 1 : kHalf / kWarp;
+  const auto factor = static_cast<float>(params.attention_factor);
+  float sines[kShare], cosines[kShare];
+#pragma unroll
+  for (int i = 0; i < kShare; ++i) {
+    const double frequency = params.rope_frequency[(Lane() * kShare + i) % kHalf];
+    SineAndCosine(position, frequency, &sines[i], &cosines[i]);
+    sines[i] = __fmul_rn(sines[i], factor);
+    cosines[i] = __fmul_rn(cosines[i], factor);
+  }
+  const int first = sub * kVec8 % kHalf;
+  Rotation r;
+#pragma unroll
+  for (int i = 0; i < kVec8; ++i) {
+    const float sine = FromLane(sines[i % kShare], (first + i) / kShare);
+    r.cosine[i] = FromLane(cosines[i % kShare], (first + i) / kShare);
+    r.sine[i] = sub * kVec8 < kHalf ? -sine : sine;
   }
   return r;
 }

@@ -3,6 +3,7 @@
 // be writing. The compiler moves none across WaitOnDependencies().
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels/core/host_device.h"
@@ -12,6 +13,15 @@ namespace fox::cuda {
 // Prefetches into the second-level cache.
 __device__ __forceinline__ void Prefetch(const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
+// Computes an address in global memory here and not where it is used, where the compiler would:
+// behind WaitOnDependencies(), for example.
+template <typename T>
+__device__ __forceinline__ void ComputeNow(T*& address) {
+  size_t global = __cvta_generic_to_global(address);
+  asm volatile("" : "+l"(global));
+  address = static_cast<T*>(__cvta_global_to_generic(global));
 }
 
 // For data that this block does not read again: does not occupy the first-level cache.
