@@ -31,9 +31,10 @@ struct HeadGate {
   double base = 0;  // of the page
 };
 
-__device__ __forceinline__ void StoreGate(const Token& token, const Outputs& to, HeadGate& gate) {
+__device__ __forceinline__ void StoreGate(const Token& token, const Outputs& to, HeadGate& gate,
+                                          bool stores) {
   gate.c += static_cast<double>(gate.log_gate);
-  if (Lane() >= token.group) return;
+  if (Lane() >= token.group || !stores) return;
   if (token.pos_in_page == 0) *InPage(to.base, token.page, token.group) = gate.base;
   *InPage(to.offset, token.page, token.group * kPageTokens) =
       static_cast<float>(gate.c - gate.base);
@@ -45,7 +46,7 @@ template <int kHeadDim, typename Part>
 __device__ __forceinline__ void AppendRow(const AppendParams& params, int part,
                                           const RowInput& input, const State& state,
                                           const Float8& weights, const Rotation& rotation,
-                                          const Outputs& to) {
+                                          const Outputs& to, bool stores) {
   const Float8 raw = Widen(input.now);
   Float8 o = raw;
   if (params.k_shift_column >= 0 || params.v_shift_column >= 0) {
@@ -71,7 +72,7 @@ __device__ __forceinline__ void AppendRow(const AppendParams& params, int part,
   int exponent = 0;
   uint2 codes{};
   if constexpr (kHasExponents<Part>) codes = EncodePart<kRowLanes<kHeadDim>>(o, exponent);
-  if (to.row == nullptr) return;
+  if (to.row == nullptr || !stores) return;
   std::byte* const row = to.row + state.page * to.page_bytes;
   if (kHasExponents<Part> && !IsQuery(part)) {
     *reinterpret_cast<uint2*>(row) = codes;
@@ -175,7 +176,7 @@ inline constexpr int kWarpParts = kWarp / kRowLanes<kHeadDim>;
 template <int kHeadDim, bool kGeneralBound, typename Part>
 __global__ void __launch_bounds__(kThreads, kHeadDim > 64 && kGeneralBound ? 3 : 4)
     AppendDecodeKernel(const BatchView batch, const AppendParams params, const PagedKv kv,
-                       int group, const AppendOverlap overlap) {
+                       int group, const AppendOverlap overlap, bool rehearses) {
   static_assert(kWarpParts<kHeadDim> >= 2);
   __shared__ PageSumsScratch<kHeadDim> space[kWarps];
   constexpr int kLanes = kRowLanes<kHeadDim>;
@@ -226,18 +227,28 @@ __global__ void __launch_bounds__(kThreads, kHeadDim > 64 && kGeneralBound ? 3 :
     }
     if (first) LoadBase(kv, token, state);
   }
-  WaitOnDependencies();
-  if (!overlap.triggers_early) TriggerDependents();
-  if (!there) return;
-  const RowInput input = LoadInput(place);
+  // A rehearsal runs the code behind the wait on whatever is there, without its stores: so the
+  // instructions, fetched from afar, are near when the projection has ended.
   token.page = state.page;
-  if (first && token.drafts > 0) {
-    AddRowsBefore(params, token, place, gate_bias, to.last != nullptr, state);
+  HeadGate gate;
+#pragma unroll 1
+  for (int run = rehearses && there ? 0 : 1; run < 2; ++run) {
+    const bool stores = run == 1;
+    if (stores) {
+      WaitOnDependencies();
+      if (!overlap.triggers_early) TriggerDependents();
+      if (!there) return;
+    }
+    const RowInput input = LoadInput(place);
+    if (stores && first && token.drafts > 0) {
+      AddRowsBefore(params, token, place, gate_bias, to.last != nullptr, state);
+    }
+    AppendRow<kHeadDim, Part>(params, part, input, state, weights, rotation, to, stores);
+    if (!first) continue;
+    gate = {LogGate(params, GateLogit(params, input.gate) + gate_bias), state.c, state.base};
+    StoreGate(token, to, gate, stores);
   }
-  AppendRow<kHeadDim, Part>(params, part, input, state, weights, rotation, to);
   if (!first) return;
-  HeadGate gate{LogGate(params, GateLogit(params, input.gate) + gate_bias), state.c, state.base};
-  StoreGate(token, to, gate);
 
   if (token.pos_in_page != kPageTokens - 1 || params.acp == AcpMode::kOff) return;
   for (int g = 0; g < group; ++g) {
@@ -257,10 +268,13 @@ cudaError_t LaunchFor(const BatchView& batch, const AppendParams& params, const 
                   static_cast<unsigned>((2 + group + kParts - 1) / kParts));
   const bool diagonal = IsDiagonal(params.bound) || params.acp == AcpMode::kOff;
   return DispatchPart(kv.shape.dtype, [&]<typename Part>() {
-    return Launch(diagonal ? AppendDecodeKernel<kHeadDim, false, Part>
-                           : AppendDecodeKernel<kHeadDim, true, Part>,
-                  grid, kThreads, SmemConfig(0, batch.num_rows <= kOverlapRows), stream, batch,
-                  params, kv, group, overlap);
+    const auto kernel = diagonal ? AppendDecodeKernel<kHeadDim, false, Part>
+                                 : AppendDecodeKernel<kHeadDim, true, Part>;
+    // Where the kernel would otherwise only wait.
+    const bool rehearses =
+        overlap.reads_early && !overlap.triggers_early && Overlaps(KernelAddress(kernel), stream);
+    return Launch(kernel, grid, kThreads, SmemConfig(0, batch.num_rows <= kOverlapRows), stream,
+                  batch, params, kv, group, overlap, rehearses);
   });
 }
 

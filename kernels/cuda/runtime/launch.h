@@ -3,12 +3,13 @@
 //
 // Contract of every kernel of this backend: it calls WaitOnDependencies() before it touches
 // anything that an earlier kernel of the step may write or still read, its own outputs included;
-// weights and constants may be read before. It may call TriggerDependents() at any time, from all
-// its threads; best at the start, for the next kernel waits for this one's end all the same. Some
-// thread of every launch waits, so the end of a kernel implies the end of all kernels before it.
-// Everything but constants that a kernel reads before its wait it reads past the first-level cache
-// (LoadCoherent), because no launch of the chain has cleared that: lines of an earlier step may lie
-// there, and memory such as the batch is written anew at the same addresses.
+// weights and constants may be read before, and values that it forgets. It may call
+// TriggerDependents() at any time, from all its threads; best at the start, for the next kernel
+// waits for this one's end all the same. Some thread of every launch waits, so the end of a kernel
+// implies the end of all kernels before it. Everything but constants that a kernel reads before its
+// wait it reads past the first-level cache (LoadCoherent), because no launch of the chain has
+// cleared that: lines of an earlier step may lie there, and memory such as the batch is written
+// anew at the same addresses.
 //
 // BatchView's slot, row_begin and position are copied before the step's first kernel, and so are
 // constants. A kernel *triggers after its wait* if it calls TriggerDependents() only after its
