@@ -35,6 +35,12 @@ __device__ __forceinline__ int OpaqueThreadIdx() {
   return thread;
 }
 
+// The number, opaque to the compiler, which therefore computes it here and not where it is used.
+__device__ __forceinline__ float ComputedHere(float x) {
+  asm volatile("" : "+f"(x));
+  return x;
+}
+
 // Sum over each group of kLanes neighbouring lanes, in all of them; the farthest lanes first.
 template <int kLanes = kWarp, typename T>
 __device__ __forceinline__ T WarpSum(T x) {
