@@ -295,14 +295,15 @@ cudaError_t BeginStep(const BatchView& batch, const PagedKv& kv, const StepSched
   FOX_CHECK(static_cast<int64_t>(batch.num_seqs) * kv.shape.q_heads <= schedule.max_seq_heads);
   const int64_t most_pages =
       (batch.num_rows / kPageTokens + batch.num_seqs) * kv.shape.lists_per_slot();
-  const size_t shared = static_cast<size_t>(batch.num_seqs + 1) * sizeof(uint64_t);
+  const bool overlaps = batch.num_rows <= kOverlapRows;
+  const SmemConfig shared(static_cast<size_t>(batch.num_seqs + 1) * sizeof(uint64_t), overlaps);
   if (const cudaError_t error = CheckFreePages(kv, stream)) return error;
   const cudaError_t grown =
       Launch(BeginStepKernel, BlocksFor(most_pages, kBeginStepThreads, kMaxBeginStepBlocks),
              kBeginStepThreads, shared, stream, batch, kv, schedule);
   if (grown != cudaSuccess) return grown;
-  return Launch(PlanSplitsKernel, static_cast<unsigned>(kv.shape.layers) + 1, kSplitThreads, 0,
-                stream, batch, kv, schedule, 0, true);
+  return Launch(PlanSplitsKernel, static_cast<unsigned>(kv.shape.layers) + 1, kSplitThreads,
+                SmemConfig(0, overlaps), stream, batch, kv, schedule, 0, true);
 }
 
 cudaError_t PlanSplits(const BatchView& batch, const PagedKv& kv, const StepSchedule& schedule,

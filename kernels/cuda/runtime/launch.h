@@ -16,8 +16,8 @@
 // kernels before it have ended. Products of few rows that begin with a norm do (linear.h), the
 // projection in front of Append among them; AppendDecode does where the projection did not. So
 // DecodeAttention may read ahead everything that these two do not write. AccumulateBlocks always
-// does, so ProjectQueries behind it works before its wait; so does BeginStepKernel, and
-// PlanSplitsKernel counts splits before its own.
+// does, so ProjectQueries behind it works before its wait; so does BeginStepKernel, and behind it
+// PlanSplitsKernel and Embed's LookUpKernel work before theirs.
 //
 // PrefillGemm, and so PrefillFp8Gemm, triggers after its wait for another reason: in a step of at
 // most four decode rows beside a short prompt, the next product (down) would start while gate/up of
