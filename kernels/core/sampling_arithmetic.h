@@ -115,11 +115,11 @@ FOX_HOST_DEVICE constexpr int IdBits(int64_t vocabulary) {
 // A token's rank in the race: the higher score, then the lower id. The id replaces the score's last
 // bits: 36 remain for 50,000 tokens. Neither 0 nor ~0.
 FOX_HOST_DEVICE inline uint64_t RaceKey(double score, int32_t id, int id_bits) {
-  const uint64_t ids = (uint64_t{1} << id_bits) - 1;
+  const uint32_t ids = (uint32_t{1} << id_bits) - 1;
   const auto bits = BitCast<int64_t>(score);
   const uint64_t order =
       static_cast<uint64_t>(bits ^ ((bits >> 63) & INT64_MAX)) ^ (uint64_t{1} << 63);
-  return (order & ~ids) | (ids - static_cast<uint64_t>(id));
+  return (order & ~uint64_t{ids}) | (ids - static_cast<uint32_t>(id));
 }
 FOX_HOST_DEVICE inline int32_t RaceId(uint64_t key, int id_bits) {
   const uint64_t ids = (uint64_t{1} << id_bits) - 1;

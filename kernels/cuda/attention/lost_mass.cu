@@ -11,6 +11,7 @@
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/ptx/fast_math.cuh"
+#include "kernels/cuda/ptx/global_memory.cuh"
 #include "kernels/cuda/runtime/launch.h"
 #include "kernels/paging/acp.h"
 #include "kernels/paging/lost_mass.h"
@@ -86,6 +87,19 @@ __device__ double EvictedBefore(const Arguments& a, const RowBlock& rows, bool e
                       index];
 }
 
+// By batch row, q_heads apart, of head `index` of all layers.
+__device__ const float2* RowSumsOf(const Arguments& a, int index) {
+  const int q_heads = a.kv.shape.q_heads;
+  return reinterpret_cast<const float2*>(a.schedule.RowSums(index / q_heads, q_heads)) +
+         index % q_heads;
+}
+
+// By head of all layers.
+__device__ const double* MaxProducts(const Arguments& a) {
+  return a.params.max_norm_product != nullptr ? a.params.max_norm_product
+                                              : a.params.max_logit_bound;
+}
+
 // Of head `index` of all layers, for rows of one page, whose log sums are relative to the gate of
 // position `reference`, or for a decode row.
 template <bool kDecode>
@@ -97,34 +111,72 @@ __device__ HeadTerms TermsOf(const Arguments& a, const RowBlock& rows, int refer
   HeadTerms terms;
   terms.relative = -INFINITY;
   const double evicted = EvictedBefore(a, rows, ends, index);
-  if (evicted == kNoMass) return terms;
   double c, c_last;
-  if constexpr (kDecode) {
+  if constexpr (kDecode) {  // without a branch, behind which loads would wait for `evicted`
     c = c_last = kv.cum_log_f[kv.HeadIndex(kv.After(rows.slot, rows.position + 1), 0, 0) + index];
   } else {
+    if (evicted == kNoMass) return terms;
     const int64_t list = kv.ListIndex(rows.slot, layer, head / group);
     c = GateOf(kv, list, head % group, reference);
     c_last = GateOf(kv, list, head % group, rows.position + rows.count - 1);
   }
-  const double* product =
-      a.params.max_norm_product != nullptr ? a.params.max_norm_product : a.params.max_logit_bound;
   const double rounding =
-      RowRounding(kv.shape.head_dim, product[index], c_last, 0) + kWeightSumRounding;
+      RowRounding(kv.shape.head_dim, MaxProducts(a)[index], c_last, 0) + kWeightSumRounding;
   terms.relative = __double2float_ru(LogLostMass(evicted, c, 0, rounding, CUDART_INF));
   if (a.params.log_max_value != nullptr) {
     const float log_root = kLn2 / 2 * Log2(static_cast<float>(kv.shape.head_dim));
     terms.log_value = __fsub_ru(__double2float_ru(a.params.log_max_value[index]), log_root);
   }
-  terms.row_sums =
-      reinterpret_cast<const float2*>(a.schedule.RowSums(layer, kv.shape.q_heads)) + head;
+  terms.row_sums = RowSumsOf(a, index);
   return terms;
 }
 
-// Rows [first, end) of `rows`, by all threads; the result is in the first one. `begin`: position of
-// the sequence's first row in the step.
-template <bool kDecode>
-__device__ LostMass LostMassOf(const Arguments& a, const RowBlock& rows, int begin, int first,
-                               int end) {
+// Adds a row of a head that lost something. `sum`: the row's log sum and scale.
+__device__ void AddRow(const Arguments& a, const HeadTerms& terms, float2 sum, float log_eps,
+                       Lost* lost) {
+  const float log_mass = fminf(__fsub_ru(terms.relative, sum.x), log_eps);
+  const float log_shift = a.params.log_max_value == nullptr
+                              ? -INFINITY
+                              : log_mass + terms.log_value + kLn2 * Log2(sum.y);
+  lost->Add(log_mass, log_shift);
+}
+
+// Of a decode row, by all threads; the result is in the first one. Waits for the kernels in front;
+// what they do not write is read before, and the rest brought into the L2.
+__device__ LostMass DecodeLostMass(const Arguments& a, int seq) {
+  __shared__ Lost warps[kThreads / kWarp];
+  const SequenceRows row = RowsOf(a.batch, seq);
+  const float log_eps = __double2float_ru(LoadCoherent(a.batch.log_tolerance + seq));
+  const bool prunes = row.slot >= 0 && log_eps > -INFINITY;
+  const auto position = static_cast<int>(row.position), thread = static_cast<int>(threadIdx.x);
+  const RowBlock rows{seq, row.slot, seq, 1, position};
+  const bool ends = (position + 1) % kPageTokens == 0;
+  const int heads = prunes ? static_cast<int>(a.kv.shape.heads_per_slot()) : 0;
+#pragma unroll 1  // here and below: most models have no second turn
+  for (int index = thread; index < heads; index += kThreads) {
+    Prefetch(a.kv.evicted_log_mass + a.kv.HeadIndex(row.slot, 0, 0) + index);
+    Prefetch(MaxProducts(a) + index);
+    if (a.params.log_max_value != nullptr) Prefetch(a.params.log_max_value + index);
+  }
+  WaitOnDependencies();
+  TriggerDependents();
+  if (!prunes) return {};  // nothing is pruned, and Evict leaves the sequence out
+  Lost lost{0, -INFINITY, 0, -INFINITY};
+#pragma unroll 1
+  for (int index = thread; index < heads; index += kThreads) {
+    // The compiler would move another load to where its value is needed.
+    const float2 sum =
+        LoadCoherent(RowSumsOf(a, index) + static_cast<int64_t>(seq) * a.kv.shape.q_heads);
+    const HeadTerms terms = TermsOf<true>(a, rows, position, ends, index);
+    if (terms.relative > -INFINITY) AddRow(a, terms, sum, log_eps, &lost);
+  }
+  return BlockSum(lost, warps);
+}
+
+// Of rows [first, end) of `rows`, as above, behind the wait. `begin`: position of the sequence's
+// first row in the step.
+__device__ LostMass PrefillLostMass(const Arguments& a, const RowBlock& rows, int begin, int first,
+                                    int end) {
   __shared__ HeadTerms terms[kThreads];
   __shared__ Lost warps[kThreads / kWarp];
   const int heads = static_cast<int>(a.kv.shape.heads_per_slot());
@@ -138,7 +190,7 @@ __device__ LostMass LostMassOf(const Arguments& a, const RowBlock& rows, int beg
     const int here = min(kThreads, heads - base);
     HeadTerms own;
     own.relative = -INFINITY;
-    if (thread < here) own = TermsOf<kDecode>(a, rows, reference, ends, base + thread);
+    if (thread < here) own = TermsOf<false>(a, rows, reference, ends, base + thread);
     __syncthreads();  // the last ones have been read
     terms[thread] = own;
     if (__syncthreads_or(own.relative > -INFINITY) == 0) continue;
@@ -146,12 +198,7 @@ __device__ LostMass LostMassOf(const Arguments& a, const RowBlock& rows, int beg
       const HeadTerms& of_head = terms[i % here];
       if (of_head.relative == -INFINITY) continue;
       const int64_t row = rows.first_row + first + i / here;
-      const float2 sum = of_head.row_sums[row * q_heads];  // log sum and scale
-      const float log_mass = fminf(__fsub_ru(of_head.relative, sum.x), log_eps);
-      const float log_shift = a.params.log_max_value == nullptr
-                                  ? -INFINITY
-                                  : log_mass + of_head.log_value + kLn2 * Log2(sum.y);
-      lost.Add(log_mass, log_shift);
+      AddRow(a, of_head, of_head.row_sums[row * q_heads], log_eps, &lost);
     }
   }
   return BlockSum(lost, warps);
@@ -159,19 +206,14 @@ __device__ LostMass LostMassOf(const Arguments& a, const RowBlock& rows, int beg
 
 // Blocks of the decode rows, then kLostMassParts of each block of rows.
 __global__ void __launch_bounds__(kThreads) LostMassKernel(const __grid_constant__ Arguments a) {
-  WaitOnDependencies();
-  TriggerDependents();
   const int block = static_cast<int>(blockIdx.x);
   if (block < a.batch.num_decodes) {
-    const SequenceRows row = RowsOf(a.batch, block);
-    LostMass lost;
-    if (row.slot >= 0) {
-      const auto position = static_cast<int>(row.position);
-      lost = LostMassOf<true>(a, {block, row.slot, block, 1, position}, position, 0, 1);
-    }
+    const LostMass lost = DecodeLostMass(a, block);
     if (threadIdx.x == 0) a.params.lost_mass[block] = lost;
     return;
   }
+  WaitOnDependencies();
+  TriggerDependents();
   const int part = block - a.batch.num_decodes;
   if (part / kLostMassParts >= *a.schedule.num_blocks) return;
   const RowBlock rows = a.schedule.blocks[part / kLostMassParts];
@@ -180,7 +222,7 @@ __global__ void __launch_bounds__(kThreads) LostMassKernel(const __grid_constant
   LostMass lost;
   if (first < end) {
     const auto begin = static_cast<int>(RowsOf(a.batch, rows.seq).position);
-    lost = LostMassOf<false>(a, rows, begin, first, end);
+    lost = PrefillLostMass(a, rows, begin, first, end);
   }
   if (threadIdx.x == 0) a.schedule.lost_mass_parts[part] = lost;
 }

@@ -188,23 +188,26 @@ __device__ Float8 LoadVec8(const __half* p) {
   return vector;
 }
 
-// The row of a table that a row looks up.
+// The row of a table that a row looks up. kEarly: ids and table are there before the wait, and
+// nothing uses the output any more.
 struct TokenIds {
+  static constexpr bool kEarly = true;
   BatchView batch;
   int64_t vocabulary;
 
   __device__ int64_t operator()(int64_t row) const {
-    int32_t id = batch.token_ids[row];
+    int32_t id = LoadCoherent(batch.token_ids + row);
     if (id == kLastSampledToken) {
-      const int seq =
-          UpperBoundIndex(row, batch.num_seqs, [&](int s) { return batch.row_begin[s]; });
-      const int32_t slot = batch.sampled_tokens == nullptr ? -1 : batch.slot[seq];
-      id = slot < 0 ? 0 : batch.sampled_tokens[slot];
+      const int seq = UpperBoundIndex(row, batch.num_seqs,
+                                      [&](int s) { return LoadCoherent(batch.row_begin + s); });
+      const int32_t slot = batch.sampled_tokens == nullptr ? -1 : LoadCoherent(batch.slot + seq);
+      id = slot < 0 ? 0 : LoadCoherent(batch.sampled_tokens + slot);
     }
     return min(max(static_cast<int64_t>(id), int64_t{0}), vocabulary - 1);
   }
 };
 struct RowIds {
+  static constexpr bool kEarly = false;
   const int64_t* rows;
   __device__ int64_t operator()(int64_t row) const { return rows[row]; }
 };
@@ -214,12 +217,13 @@ __global__ void __launch_bounds__(kThreads)
     LookUpKernel(const __grid_constant__ Ids ids, const T* table, int64_t table_stride, int units,
                  float* out, int64_t out_stride) {
   TriggerDependents();
-  WaitOnDependencies();
+  if constexpr (!Ids::kEarly) WaitOnDependencies();
   const T* from = table + ids(blockIdx.x) * table_stride;
   float* to = out + static_cast<int64_t>(blockIdx.x) * out_stride;
   for (int u = static_cast<int>(threadIdx.x); u < units; u += kThreads) {
     StoreVec8(LoadVec8(from + u * kVec8), to + u * kVec8);
   }
+  if constexpr (Ids::kEarly) WaitOnDependencies();
 }
 
 unsigned BlocksOf(int64_t count, int of_block) {
@@ -239,9 +243,10 @@ cudaError_t LookUp(const Ids& ids, const MatrixView& table, int64_t rows, const 
   FOX_CHECK(out.cols > 0 && out.cols % kVec8 == 0);
   CheckAligned(table);
   CheckAligned(out);
-  return Launch(LookUpKernel<T, Ids>, dim3(static_cast<unsigned>(rows)), dim3(kThreads), 0, stream,
-                ids, static_cast<const T*>(table.data), table.row_stride,
-                static_cast<int>(out.cols / kVec8), static_cast<float*>(out.data), out.row_stride);
+  return Launch(LookUpKernel<T, Ids>, dim3(static_cast<unsigned>(rows)), dim3(kThreads),
+                SmemConfig(0, rows <= kOverlapRows), stream, ids, static_cast<const T*>(table.data),
+                table.row_stride, static_cast<int>(out.cols / kVec8), static_cast<float*>(out.data),
+                out.row_stride);
 }
 
 NormArguments MakeNormArguments(const MatrixView& in, const RmsNorm& norm, const MatrixView& out) {

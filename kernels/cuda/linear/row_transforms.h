@@ -46,7 +46,8 @@ cudaError_t ConvertRows(const MatrixView& in, const MatrixView& out, cudaStream_
 // All rows of the weight and its padding in bf16, exactly.
 cudaError_t WidenWeight(const DeviceWeight& weight, void* out, cudaStream_t stream);
 
-// Ops::Embed: rows of `table` (f32, f16 or bf16) by token id; out f32.
+// Ops::Embed: rows of `table` (f32, f16 or bf16) by token id; out f32, of which no kernel in front
+// of the step's BeginStep is still in need.
 cudaError_t Embed(const BatchView& batch, const MatrixView& table, const MatrixView& out,
                   cudaStream_t stream);
 // Ops::GatherRows; f32.

@@ -14,8 +14,7 @@ namespace {
 
 constexpr int kBeginStepThreads = 256;
 constexpr int kMaxBeginStepBlocks = 264;
-constexpr int kSplitThreads = 1024;
-constexpr int kSeqHeadsPerThread = 4;  // at most, at a time
+constexpr int kSplitThreads = 768;
 
 // A sequence's new pages per list, row blocks and tiles, packed in one word so that one scan adds
 // up all three.
@@ -152,7 +151,7 @@ struct Planned {
 };
 
 // Completes the start of a block whose `first` and `last` are set and whose first split belongs to
-// `seq_head`.
+// `seq_head`, but for the row's own page, which BeginStepKernel may be taking.
 __device__ BlockStart Completed(BlockStart start, const PagedKv& kv, const SeqHead& seq_head) {
   start.seq_head = seq_head;
   const int last_page = LastPage(seq_head);
@@ -160,31 +159,44 @@ __device__ BlockStart Completed(BlockStart start, const PagedKv& kv, const SeqHe
   start.first_page =
       max(SplitPage(seq_head.first_live, shift, start.first, seq_head.begin), seq_head.first_live);
   const int32_t* table = kv.Table(seq_head.list);
+  Prefetch(table + last_page);
 #pragma unroll
   for (int i = 0; i < kStartPages; ++i) {
-    start.pages[i] = table[min(start.first_page + i, last_page)];
+    start.pages[i] = LoadCoherent(table + min(start.first_page + i, last_page));
   }
   return start;
 }
 
+// The same without the row's own page; behind the wait.
+__device__ void SetOwnPage(const PagedKv& kv, BlockStart* start) {
+  if (start->first == start->last) return;
+  SeqHead& seq_head = start->seq_head;
+  const int last_page = LastPage(seq_head);
+  seq_head.own = kv.Table(seq_head.list)[last_page];
+#pragma unroll
+  for (int i = 0; i < kStartPages; ++i) {
+    if (start->first_page + i >= last_page) start->pages[i] = seq_head.own;
+  }
+}
+
 // The start of block b of the clusters. A cluster numbers its window's splits from 0 on.
 __device__ BlockStart ClusterStartOf(const BatchView& batch, const PagedKv& kv, int layer, int b) {
-  SeqHead seq_head = SeqHeadOf(batch, kv, layer, b / kClusterBlocks);
+  const SeqHead seq_head = SeqHeadOf(batch, kv, layer, b / kClusterBlocks);
   BlockStart start{};
   start.first = b % kClusterBlocks * kClusterBlockSplits;
   start.last = max(start.first, seq_head.end);
-  if (start.first == start.last) return start;
-  seq_head.own = kv.Table(seq_head.list)[LastPage(seq_head)];
-  return Completed(start, kv, seq_head);
+  return start.first == start.last ? start : Completed(start, kv, seq_head);
 }
 
 // Pops the pages that BeginStepKernel allocated from the free stack. By one thread block.
-__device__ void CommitPops(const BatchView& batch, const PagedKv& kv, uint64_t* warp_sums) {
+__device__ void CommitPops(const BatchView& batch, const PagedKv& kv) {
+  __shared__ uint64_t warp_sums[kSplitThreads / kWarp];
   uint64_t taken = 0, total;
   for (int seq = static_cast<int>(threadIdx.x); seq < batch.num_seqs; seq += kSplitThreads) {
     taken += static_cast<uint64_t>(UnpackCount(CountsOf(RowsOf(batch, seq)), kNewPages));
   }
   InclusiveScan<kSplitThreads>(taken, warp_sums, total);
+  WaitOnDependencies();
   if (threadIdx.x == 0 && total > 0) {
     const int64_t lists = kv.shape.lists_per_slot();
     const int64_t free_count = FreePages(kv),
@@ -193,40 +205,35 @@ __device__ void CommitPops(const BatchView& batch, const PagedKv& kv, uint64_t* 
   }
 }
 
-constexpr int kNear = kSplitThreads * kSeqHeadsPerThread;
+// Seq_heads that the search for a block's first one finds in shared memory.
+constexpr int kNear = 4096;
 
 // Writes the layer's seq_heads, except their own pages, and where the splits of the first kNear of
 // them begin also to `near_begin`. If there are more splits than fit, the last ones are omitted and
-// their rows not written.
+// their rows not written. Ends with a barrier.
 __device__ Planned PlanSeqHeads(const BatchView& batch, const PagedKv& kv,
                                 const StepSchedule& schedule, int layer, int* near_begin) {
   __shared__ uint64_t warp_sums[kSplitThreads / kWarp];
   constexpr uint64_t kOne = uint64_t{1} << 32;  // a seq_head; splits are below
   const int seq_heads = batch.num_seqs * kv.shape.q_heads;
-  const int each = min((seq_heads + kSplitThreads - 1) / kSplitThreads, kSeqHeadsPerThread);
   uint64_t carry = 0;
-  for (int base = 0; base < seq_heads; base += kSplitThreads * each) {
-    const int first = base + static_cast<int>(threadIdx.x) * each;
-    const int mine = min(each, seq_heads - first);
-    uint64_t counts = 0, total;
-    for (int i = 0; i < mine; ++i) {
-      const int splits = SeqHeadOf(batch, kv, layer, first + i).end;
-      if (splits > 0) counts += kOne + static_cast<uint64_t>(splits);
-    }
-    uint64_t before = carry + InclusiveScan<kSplitThreads>(counts, warp_sums, total) - counts;
-    for (int i = 0; i < mine; ++i) {
-      SeqHead seq_head = SeqHeadOf(batch, kv, layer, first + i);
-      if (seq_head.end == 0) continue;
-      const int begin = static_cast<int>(before);
-      before += kOne + static_cast<uint64_t>(seq_head.end);
-      seq_head.place = static_cast<int>(before / kOne) - 1;
-      seq_head.begin = min(begin, schedule.max_splits);
-      seq_head.end = min(begin + seq_head.end, schedule.max_splits);
-      schedule.SeqHeads(layer)[seq_head.place] = seq_head;
-      if (seq_head.place < kNear) near_begin[seq_head.place] = seq_head.begin;
-    }
+  for (int base = 0; base < seq_heads; base += kSplitThreads) {
+    const int index = base + static_cast<int>(threadIdx.x);
+    SeqHead seq_head{};
+    if (index < seq_heads) seq_head = SeqHeadOf(batch, kv, layer, index);
+    const uint64_t counts = seq_head.end > 0 ? kOne + static_cast<uint64_t>(seq_head.end) : 0;
+    uint64_t total;
+    const uint64_t sum = carry + InclusiveScan<kSplitThreads>(counts, warp_sums, total);
     carry += total;
+    if (counts == 0) continue;
+    const int end = static_cast<int>(sum);
+    seq_head.place = static_cast<int>(sum / kOne) - 1;
+    seq_head.begin = min(end - seq_head.end, schedule.max_splits);
+    seq_head.end = min(end, schedule.max_splits);
+    schedule.SeqHeads(layer)[seq_head.place] = seq_head;
+    if (seq_head.place < kNear) near_begin[seq_head.place] = seq_head.begin;
   }
+  __syncthreads();
   const int splits = static_cast<int>(carry);
   if (threadIdx.x == 0 && splits > schedule.max_splits) Report(kv, PoolFault::kSplitOverflow);
   return {static_cast<int>(carry / kOne), min(splits, schedule.max_splits)};
@@ -246,32 +253,36 @@ __device__ BlockStart StartOf(const PagedKv& kv, const StepSchedule& schedule, i
   return Completed(start, kv, seq_heads[UpperBoundIndex(start.first, planned.seq_heads, begin)]);
 }
 
-// One thread block per layer, from `first_layer` on.
+// One thread block per layer, from `first_layer` on, and one more that ends the taking of pages
+// where `ends_taking`.
 __global__ void __launch_bounds__(kSplitThreads)
     PlanSplitsKernel(const BatchView batch, const PagedKv kv, const StepSchedule schedule,
                      int first_layer, bool ends_taking) {
-  __shared__ int near_begin[kNear];  // for the search
-  __shared__ uint64_t taken_sums[kSplitThreads / kWarp];
+  __shared__ int near_begin[kNear];
   TriggerDependents();
-  // BeginStepKernel triggers after its wait, and writes nothing that PlanSeqHeads reads except the
-  // seq_heads' own pages.
+  // BeginStepKernel triggers after its wait, and of all that is read here it writes only the rows'
+  // own pages: the rest is planned before this kernel's wait.
   if (!ends_taking) WaitOnDependencies();
+  if (ends_taking && blockIdx.x + 1 == gridDim.x) return CommitPops(batch, kv);
   const int layer = first_layer + static_cast<int>(blockIdx.x);
   Planned planned{};
   if (!schedule.by_clusters) planned = PlanSeqHeads(batch, kv, schedule, layer, near_begin);
-  if (ends_taking) WaitOnDependencies();
-  __syncthreads();
-  SeqHead* seq_heads = schedule.SeqHeads(layer);
-  for (int i = static_cast<int>(threadIdx.x); i < planned.seq_heads; i += kSplitThreads) {
-    seq_heads[i].own = kv.Table(seq_heads[i].list)[LastPage(seq_heads[i])];
-  }
-  __syncthreads();
   BlockStart* starts = schedule.BlockStarts(layer);
   for (int b = static_cast<int>(threadIdx.x); b < schedule.decode_blocks; b += kSplitThreads) {
-    starts[b] = schedule.by_clusters ? ClusterStartOf(batch, kv, layer, b)
-                                     : StartOf(kv, schedule, layer, planned, near_begin, b);
+    BlockStart start = schedule.by_clusters ? ClusterStartOf(batch, kv, layer, b)
+                                            : StartOf(kv, schedule, layer, planned, near_begin, b);
+    WaitOnDependencies();
+    SetOwnPage(kv, &start);
+    starts[b] = start;
   }
-  if (ends_taking && blockIdx.x == 0) CommitPops(batch, kv, taken_sums);
+  // From the last thread on, which has no block to plan.
+  SeqHead* seq_heads = schedule.SeqHeads(layer);
+  for (int i = kSplitThreads - 1 - static_cast<int>(threadIdx.x); i < planned.seq_heads;
+       i += kSplitThreads) {
+    const int32_t* own = kv.Table(seq_heads[i].list) + LastPage(seq_heads[i]);
+    WaitOnDependencies();
+    seq_heads[i].own = *own;
+  }
 }
 
 }  // namespace
@@ -284,14 +295,15 @@ cudaError_t BeginStep(const BatchView& batch, const PagedKv& kv, const StepSched
   FOX_CHECK(static_cast<int64_t>(batch.num_seqs) * kv.shape.q_heads <= schedule.max_seq_heads);
   const int64_t most_pages =
       (batch.num_rows / kPageTokens + batch.num_seqs) * kv.shape.lists_per_slot();
-  const size_t shared = static_cast<size_t>(batch.num_seqs + 1) * sizeof(uint64_t);
+  const bool overlaps = batch.num_rows <= kOverlapRows;
+  const SmemConfig shared(static_cast<size_t>(batch.num_seqs + 1) * sizeof(uint64_t), overlaps);
   if (const cudaError_t error = CheckFreePages(kv, stream)) return error;
   const cudaError_t grown =
       Launch(BeginStepKernel, BlocksFor(most_pages, kBeginStepThreads, kMaxBeginStepBlocks),
              kBeginStepThreads, shared, stream, batch, kv, schedule);
   if (grown != cudaSuccess) return grown;
-  return Launch(PlanSplitsKernel, static_cast<unsigned>(kv.shape.layers), kSplitThreads, 0, stream,
-                batch, kv, schedule, 0, true);
+  return Launch(PlanSplitsKernel, static_cast<unsigned>(kv.shape.layers) + 1, kSplitThreads,
+                SmemConfig(0, overlaps), stream, batch, kv, schedule, 0, true);
 }
 
 cudaError_t PlanSplits(const BatchView& batch, const PagedKv& kv, const StepSchedule& schedule,

@@ -23,7 +23,8 @@ namespace {
 
 constexpr int kEvictThreads = 128;
 constexpr int kEvictWarps = kEvictThreads / kWarp;
-constexpr int kMaxEvictBlocks = 2112;
+constexpr int kEvictBlocksPerSm = 6;
+constexpr int kMaxEvictBlocks = 132 * kEvictBlocksPerSm;  // an H200 has them at once
 
 // t of a page end, for each query head of the group: at least the t of any later row.
 __device__ void LoadThresholds(const EvictParams& params, const PagedKv& kv, int layer, int kv_head,
@@ -149,19 +150,18 @@ __device__ int EvictList(const EvictParams& params, const PagedKv& kv, int slot,
 
 __device__ __forceinline__ bool HasPageEnd(const BatchView& batch, int seq) {
   const SequenceRows rows = RowsOf(batch, seq);
-  return rows.count > 0 && isfinite(batch.log_tolerance[seq]) &&
+  return rows.count > 0 && isfinite(LoadCoherent(batch.log_tolerance + seq)) &&
          rows.position / kPageTokens < (rows.position + rows.count) / kPageTokens;
 }
 
-// One warp per list, over the lists of the sequences that reached a page end.
-__global__ void __launch_bounds__(kEvictThreads,
-                                  6)  // by itself ptxas spills two registers for more
+// One warp per list, over the lists of the sequences that reached a page end: which these are is
+// known before the wait, and in most steps of few rows there are none.
+__global__ void __launch_bounds__(kEvictThreads, kEvictBlocksPerSm)  // ptxas spills two for more
     EvictKernel(const BatchView batch, const EvictParams params, const PagedKv kv,
                 double* const evicted_before) {
   extern __shared__ double windows[];  // [kEvictWarps, 2, 32, group], then active [num_seqs]
   __shared__ int warp_sums[kEvictWarps];
   TriggerDependents();
-  WaitOnDependencies();
   const int group = kv.shape.group(), warp = Warp();
   int32_t* active = reinterpret_cast<int32_t*>(windows + kEvictWarps * 2 * kWarp * group);
   int num_active = 0;
@@ -173,6 +173,7 @@ __global__ void __launch_bounds__(kEvictThreads,
     if (here != 0) active[num_active + sum - 1] = seq;
     num_active += total;
   }
+  WaitOnDependencies();
   if (num_active == 0) return;
   __syncthreads();
   const int64_t lists = kv.shape.lists_per_slot();

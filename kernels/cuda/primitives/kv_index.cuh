@@ -25,7 +25,8 @@ struct SequenceRows {
 __device__ __forceinline__ SequenceRows RowsOf(const BatchView& batch, int seq) {
   SequenceRows rows{LoadCoherent(batch.slot + seq), LoadCoherent(batch.row_begin + seq), 0,
                     LoadCoherent(batch.position + seq)};
-  if (rows.slot >= 0) rows.count = LoadCoherent(batch.row_begin + seq + 1) - rows.first_row;
+  const int64_t end = LoadCoherent(batch.row_begin + seq + 1);
+  if (rows.slot >= 0) rows.count = end - rows.first_row;
   return rows;
 }
 
@@ -39,18 +40,15 @@ __device__ __forceinline__ int NumSpans(const SequenceRows& rows, int unit) {
 // block. `warp_sums` is shared memory, [kThreads / 32].
 template <int kThreads, typename T>
 __device__ T InclusiveScan(T value, T* warp_sums, T& total) {
+  constexpr int kWarps = kThreads / kWarp;
   value = WarpScan(value);
   __syncthreads();  // an earlier scan's sums have been read
   if (Lane() == kWarp - 1) warp_sums[Warp()] = value;
   __syncthreads();
-  T before = 0;
-  total = 0;
-#pragma unroll
-  for (int w = 0; w < kThreads / kWarp; ++w) {
-    if (w < Warp()) before += warp_sums[w];
-    total += warp_sums[w];
-  }
-  return before + value;
+  const T sums = WarpScan(Lane() < kWarps ? warp_sums[Lane()] : T{0});
+  total = FromLane(sums, kWarps - 1);
+  const T before = FromLane(sums, max(Warp() - 1, 0));
+  return Warp() == 0 ? value : before + value;
 }
 
 // The last i in [0, count) with begin(i) <= k; begin ascends from begin(0) <= k. Where several

@@ -35,6 +35,10 @@ __device__ __forceinline__ int OpaqueThreadIdx() {
   return thread;
 }
 
+// Computes a number here and not where it is used, where the compiler would: behind
+// WaitOnDependencies(), for example.
+__device__ __forceinline__ void ComputeNow(float& x) { asm volatile("" : "+f"(x)); }
+
 // Sum over each group of kLanes neighbouring lanes, in all of them; the farthest lanes first.
 template <int kLanes = kWarp, typename T>
 __device__ __forceinline__ T WarpSum(T x) {

@@ -15,8 +15,8 @@ __device__ __forceinline__ void Prefetch(const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
 
-// Computes an address in global memory here and not where it is used, where the compiler would:
-// behind WaitOnDependencies(), for example.
+// Computes an address in global memory here and not where it is used, as ComputeNow of a number
+// does (primitives/warp.cuh).
 template <typename T>
 __device__ __forceinline__ void ComputeNow(T*& address) {
   size_t global = __cvta_generic_to_global(address);

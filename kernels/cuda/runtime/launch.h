@@ -11,16 +11,17 @@
 // cleared that: lines of an earlier step may lie there, and memory such as the batch is written
 // anew at the same addresses.
 //
-// BatchView's slot, row_begin and position are copied before the step's first kernel, and so are
-// constants. A kernel *triggers after its wait* if it calls TriggerDependents() only after its
-// WaitOnDependencies(): when the kernel behind it starts, all kernels before it have ended.
-// Products of few rows that begin with a norm do (linear.h), the projection in front of Append
-// among them; AppendDecode does where the projection did not. So DecodeAttention may read ahead
-// everything that these two do not write. And AppendDecode may read ahead its layer's state: the
-// kernels from the last one on that triggered after its wait do not write that, be they the
-// projection alone or all of the layer before, its AppendDecode first. AccumulateBlocks always
-// triggers after its wait, so ProjectQueries behind it works before its wait; so does
-// BeginStepKernel, and PlanSplitsKernel counts splits before its own.
+// BatchView's slot, row_begin and position and SampleParams' rows are copied before the step's
+// first kernel, and so are constants. A kernel *triggers after its wait* if it calls
+// TriggerDependents() only after its WaitOnDependencies(): when the kernel behind it starts, all
+// kernels before it have ended. Products of few rows that begin with a norm do (linear.h), the
+// projection in front of Append among them; AppendDecode does where the projection did not. So
+// DecodeAttention may read ahead everything that these two do not write. And AppendDecode may read
+// ahead its layer's state: the kernels from the last one on that triggered after its wait do not
+// write that, be they the projection alone or all of the layer before, its AppendDecode first.
+// AccumulateBlocks always triggers after its wait, so ProjectQueries behind it works before its
+// wait; so does BeginStepKernel, and behind it PlanSplitsKernel and Embed's LookUpKernel work
+// before theirs.
 //
 // PrefillGemm, and so PrefillFp8Gemm, triggers after its wait for another reason: in a step of at
 // most four decode rows beside a short prompt, the next product (down) would start while gate/up of

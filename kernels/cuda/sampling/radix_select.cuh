@@ -150,6 +150,12 @@ __device__ __forceinline__ int32_t IdOf(const Row& row, uint64_t key) {
   return static_cast<int32_t>(ids - (static_cast<uint32_t>(key) & ids));
 }
 
+// The logit that a key was made of.
+__device__ __forceinline__ float LogitOf(const Row& row, uint64_t key) {
+  const auto bits = static_cast<int32_t>(static_cast<uint32_t>(key >> row.id_bits) ^ 0x80000000u);
+  return BitCast<float>(bits ^ ((bits >> 31) & 0x7fffffff));
+}
+
 // --- The radix search ---
 
 // The measure that a search adds up: one per candidate, or its weight (0: no candidate); and the
@@ -289,7 +295,7 @@ __device__ uint64_t SelectByRunningSum(Row& row, uint64_t low, uint64_t high, Me
     row.parity ^= 1;
     uint32_t count = 0;
     uint64_t sum = 0;
-#pragma unroll
+#pragma unroll 4  // SampleKernel would spill
     for (int rank = 0; rank < kBlocks; ++rank) {
       count += ReadPeer<kBlocks>(&shared.count[parity][threadIdx.x], rank);
       if constexpr (Measure::kWeighs) {

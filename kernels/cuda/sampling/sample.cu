@@ -13,6 +13,7 @@
 #include "kernels/core/sampling_arithmetic.h"
 #include "kernels/cuda/ptx/cluster.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
+#include "kernels/cuda/ptx/global_memory.cuh"
 #include "kernels/cuda/runtime/launch.h"
 #include "kernels/cuda/sampling/radix_select.cuh"
 #include "kernels/cuda/sampling/sample.h"
@@ -59,33 +60,91 @@ __device__ uint64_t LowestKept(Row& row, const SampleRow& how, uint64_t best) {
                                      [=](uint64_t total) { return TopPSum(top_p, total) - 1; });
 }
 
-// The RaceKey of the sampled token, among keys from `low` on; kNotFinite, or 0 where all are
-// masked. Slices begin with a group.
-template <int kBlocks>
-__device__ uint64_t Race(Row& row, const SampleRow& how, uint64_t low, bool masks) {
-  constexpr int kEach = kRaceGroup / kRaceLanes;
-  const uint64_t seed = how.seed, position = how.position;
+// A lane's ids of a group of the race, and its warp's groups of the block's slice, which begins
+// with a group.
+constexpr int kEach = kRaceGroup / kRaceLanes;
+__device__ __forceinline__ int32_t GroupOf(const Row& row, int turn) {
+  return row.begin + (turn * kWarps + Warp()) * kRaceGroup;
+}
+
+// What the race adds to a lane's logits of a group.
+struct GroupNoise {
+  float of[kEach];
+};
+__device__ __forceinline__ GroupNoise NoiseOf(const SampleRow& how, int32_t group) {
+  const PhiloxCounter block =
+      RaceWords(how.seed, how.position, group / kRaceGroup * kRaceLanes + Lane());
+  const uint32_t words[kEach] = {block.x0, block.x1, block.x2, block.x3};
   const float scale = RaceScale(how.temperature);
+  GroupNoise noise;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) noise.of[i] = RaceNoise(words[i], scale);
+  return noise;
+}
+
+// The noise of a warp's first groups, drawn before the logits are there: it is most of a race's
+// work, and three are all groups of 50,000 ids by eight blocks.
+constexpr int kEarlyTurns = 3;
+struct EarlyNoise {
+  bool drawn = false;
+  GroupNoise of[kEarlyTurns] = {};
+};
+__device__ __forceinline__ EarlyNoise DrawEarly(const Row& row, const SampleRow& how) {
+  EarlyNoise early{true, {}};
+#pragma unroll
+  for (int turn = 0; turn < kEarlyTurns; ++turn) {
+    early.of[turn] = NoiseOf(how, GroupOf(row, turn));
+    for (float& x : early.of[turn].of) ComputeNow(x);
+  }
+  return early;
+}
+
+// The RaceKey of the sampled token, among keys from `low` on; kNotFinite, or 0 where all are
+// masked.
+template <int kBlocks>
+__device__ uint64_t Race(Row& row, const SampleRow& how, const EarlyNoise& early, uint64_t low,
+                         bool masks) {
+  struct GroupLogits {
+    float of[kEach];
+  };
+  const auto load = [&](int32_t group) {
+    GroupLogits x;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int32_t id = group + i * kRaceLanes + Lane();
+      x.of[i] = id < row.end ? row.logits[id] : 0.0f;
+    }
+    return x;
+  };
+  // A key is at least `low` if its logit is larger, or equal and its id not higher.
+  const float lowest = LogitOf(row, low);
+  const int32_t last = IdOf(row, low);
   uint64_t best = 0;
   bool finite = true;
-  for (int32_t group = row.begin + Warp() * kRaceGroup; group < row.end;
-       group += kWarps * kRaceGroup) {
-    const int32_t first = group + Lane();
-    float x[kEach];
+  const auto join = [&](int32_t group, const GroupLogits& logits, const GroupNoise& noise) {
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      const int32_t id = first + i * kRaceLanes;
-      x[i] = id < row.end ? row.logits[id] : 0.0f;
+      const int32_t id = group + i * kRaceLanes + Lane();
+      const float x = logits.of[i];
+      finite = finite && IsLegal(x, masks);
+      const uint64_t key = RaceKey(RaceScore(x, noise.of[i]), id, row.id_bits);
+      const bool kept = x > lowest || (x == lowest && id <= last);
+      if (id < row.end && kept && key > best) best = key;
     }
-    const PhiloxCounter block = RaceWords(seed, position, group / kRaceGroup * kRaceLanes + Lane());
-    const uint32_t words[kEach] = {block.x0, block.x1, block.x2, block.x3};
+  };
+  if (early.drawn) {
+    GroupLogits first[kEarlyTurns];
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const int32_t id = first + i * kRaceLanes;
-      finite = finite && IsLegal(x[i], masks);
-      const uint64_t key = RaceKey(RaceScore(x[i], RaceNoise(words[i], scale)), id, row.id_bits);
-      if (id < row.end && key > best && KeyOf(row, x[i], id) >= low) best = key;
+    for (int turn = 0; turn < kEarlyTurns; ++turn) first[turn] = load(GroupOf(row, turn));
+#pragma unroll
+    for (int turn = 0; turn < kEarlyTurns; ++turn) {
+      join(GroupOf(row, turn), first[turn], early.of[turn]);
     }
+  }
+  for (int turn = early.drawn ? kEarlyTurns : 0; GroupOf(row, turn) < row.end; ++turn) {
+    const int32_t group = GroupOf(row, turn);
+    const GroupLogits x = load(group);
+    join(group, x, NoiseOf(how, group));
   }
   return AllReduce<kBlocks>(row, finite ? best : kNotFinite, Larger());
 }
@@ -220,37 +279,68 @@ __device__ __forceinline__ Row RowOf(const MatrixView& logits, int id_bits, floa
   return row;
 }
 
+// A row's parameters, before WaitOnDependencies().
+__device__ __forceinline__ SampleRow LoadRow(const SampleRow* from) {
+  using Word = uint64_t;
+  static_assert(sizeof(SampleRow) % sizeof(Word) == 0 && alignof(SampleRow) % sizeof(Word) == 0);
+  Word words[sizeof(SampleRow) / sizeof(Word)];
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(sizeof(SampleRow) / sizeof(Word)); ++i) {
+    words[i] = LoadCoherent(reinterpret_cast<const Word*>(from) + i);
+  }
+  return BitCast<SampleRow>(words);
+}
+
+// Brings the block's logits into the L2, in which the product of a large vocabulary has left few.
+__device__ __forceinline__ void PrefetchLogits(const Row& row) {
+  constexpr int kSectorIds = 32 / sizeof(float);
+  for (int32_t id = row.begin + static_cast<int32_t>(threadIdx.x) * kSectorIds; id < row.end;
+       id += kThreads * kSectorIds) {
+    Prefetch(row.logits + id);
+  }
+}
+
 // True for the key of a token.
 __device__ __forceinline__ bool IsKey(uint64_t key) { return key != 0 && key != kNotFinite; }
 
+// Two blocks fit an SM. Of clusters whose blocks each take one, the parts of the device in which
+// clusters lie may hold fewer than kBlocksAtOnce blocks, and the last cluster would start when the
+// first ends.
 template <int kBlocks>
-__global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kThreads, 1)
+__global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kThreads, 2)
     SampleKernel(const __grid_constant__ SampleParams params, int id_bits, float fixed_point_one) {
   __shared__ Shared shared;
   TriggerDependents();
-  WaitOnDependencies();
   const int64_t index = blockIdx.x / kBlocks;
-  const SampleRow& how = params.rows[index];
+  const SampleRow how = LoadRow(params.rows + index);
+  Row row = RowOf<kBlocks>(params.logits, id_bits, fixed_point_one, shared);
+  const bool races = how.temperature > 0.0f;
+  EarlyNoise early;
+  // Without the branch ptxas would move some of it behind the wait.
+  if (races) early = DrawEarly(row, how);
+  WaitOnDependencies();
   const bool has_mask = how.logits_processor.mask >= 0;
   if (how.slot < 0 || has_mask != (params.masks != nullptr)) return;  // all blocks of the row
-  Row row = RowOf<kBlocks>(params.logits, id_bits, fixed_point_one, shared);
+  PrefetchLogits(row);
   const int32_t vocabulary = row.vocabulary;
 
   const bool processes_logits = how.logits_processor.on;
   TokenPenaltyState* states = params.penalty_state + static_cast<int64_t>(how.slot) * vocabulary;
   if (processes_logits) {
-    ProcessLogits<kBlocks>(row, how, states, params.masks, params.logits.Row<float>(index));
+    early = {};  // its registers are needed
+    ProcessLogits<kBlocks>(row, params.rows[index], states, params.masks,
+                           params.logits.Row<float>(index));
   }
-  const bool races = how.temperature > 0.0f;
   const bool filters = how.min_p > 0.0f || how.top_p < 1.0f || HasTopK(row, how);
   uint64_t low = LowestKey(row, -FLT_MAX);  // all but masked tokens
   uint64_t best = low, winner = low;
   if (!races || filters || how.logprobs >= 0) {
+    early = {};
     winner = best = FindBest<kBlocks>(row, processes_logits);
     if (IsKey(best)) row.largest = row.logits[IdOf(row, best)];
-    if (IsKey(best) && filters && races) low = LowestKept<kBlocks>(row, how, best);
+    if (IsKey(best) && filters && races) low = LowestKept<kBlocks>(row, params.rows[index], best);
   }
-  if (races && IsKey(best)) winner = Race<kBlocks>(row, how, low, processes_logits);
+  if (races && IsKey(best)) winner = Race<kBlocks>(row, how, early, low, processes_logits);
   const bool samples = IsKey(winner);
   const int32_t id = samples ? IdOf(row, winner) : 0;
   const SampleStatus status = samples       ? SampleStatus::kSampled
@@ -271,7 +361,7 @@ __global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kThreads, 1)
 }
 
 template <int kBlocks>
-__global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kThreads, 1)
+__global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kThreads, 2)
     ScoreKernel(const __grid_constant__ ScoreParams params, int id_bits, float fixed_point_one) {
   __shared__ Shared shared;
   TriggerDependents();
@@ -332,8 +422,9 @@ cudaError_t LaunchRows(const Params& params, void (*const (&kernels)[4])(const P
   const int blocks = BlocksPerRow(logits.rows);
   static_assert(kMaxBlocks == 8);
   const auto kernel = kernels[blocks == 1 ? 0 : blocks == 2 ? 1 : blocks == 4 ? 2 : 3];
-  return Launch(kernel, dim3(static_cast<unsigned>(logits.rows * blocks)), dim3(kThreads), 0,
-                stream, params, IdBits(logits.cols), FixedPointOne(logits.cols));
+  return Launch(kernel, dim3(static_cast<unsigned>(logits.rows * blocks)), dim3(kThreads),
+                SmemConfig(0, logits.rows <= kOverlapRows), stream, params, IdBits(logits.cols),
+                FixedPointOne(logits.cols));
 }
 
 }  // namespace

@@ -161,13 +161,23 @@ void ExpectPlan(const std::vector<BatchEntry>& batch, const PagedKvShape& shape,
     // Blocks share the splits in order.
     const BlockStart* start = &starts[static_cast<size_t>(layer * DeviceWork::kDecodeBlocks)];
     for (int b = 0; b < DeviceWork::kDecodeBlocks; ++b, ++start) {
-      EXPECT_EQ(start->first, next) << "layer " << layer;
+      SCOPED_TRACE(::testing::Message() << "block " << b);
+      EXPECT_EQ(start->first, next);
       next = start->last;
       if (start->first == start->last) continue;
       const SeqHead& owner = start->seq_head;
       const SeqHead& planned = seq_heads[first + static_cast<size_t>(owner.place)];
       EXPECT_EQ(std::memcmp(&owner, &planned, offsetof(SeqHead, group_head)), 0);
       EXPECT_TRUE(owner.begin <= start->first && start->first < owner.end);
+      const int last = LastPage(owner), shift = SplitShift(last + 1 - owner.first_live);
+      EXPECT_EQ(start->first_page,
+                std::max(SplitPage(owner.first_live, shift, start->first, owner.begin),
+                         owner.first_live));
+      for (int i = 0; i < kStartPages; ++i) {
+        const int page = std::min(start->first_page + i, last);
+        EXPECT_EQ(start->pages[i], model.Page(static_cast<size_t>(owner.list), page))
+            << "page " << i;
+      }
     }
     EXPECT_EQ(next, splits);
   }

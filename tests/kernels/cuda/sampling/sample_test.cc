@@ -64,6 +64,25 @@ TEST_P(SampleTest, SamplesWhatTheSamplerSamples) {
   }
 }
 
+// The noise is drawn before the logits are there.
+TEST_P(SampleTest, SamplesWithoutFilters) {
+  const int32_t vocabulary = GetParam();
+  Random random(static_cast<uint64_t>(vocabulary) + 2);
+  for (const size_t count : {1, 16, 32, 48, 128}) {  // every number of blocks a row
+    SCOPED_TRACE(::testing::Message() << count << " rows");
+    SampleBatch batch = RandomBatch(count, vocabulary, random);
+    for (SampleRow& row : batch.rows) {
+      row = SampleRow{.slot = row.slot,
+                      .temperature = OneOf<float>(random, {1, 1, 0.7f, 100, 1e-45f}),
+                      .seed = row.seed,
+                      .position = row.position};
+    }
+    batch.Upload();
+    ASSERT_EQ(Sample(batch.params(), nullptr), cudaSuccess);
+    ExpectAsSampler(batch);
+  }
+}
+
 // Every token is a target somewhere: the best, one of its equals, and any other.
 TEST_P(SampleTest, ScoresWhatTheSamplerScores) {
   const int32_t vocabulary = GetParam();
@@ -101,7 +120,7 @@ TEST_P(SampleTest, ScoresWhatTheSamplerScores) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Vocabularies, SampleTest,
-                         ::testing::Values(1, 2, 7, 256, 1000, 4097, 32000, 50277));
+                         ::testing::Values(1, 2, 7, 256, 1000, 4097, 32000, 49152, 50277));
 
 TEST(SampleTest, NoRowsIsNoWork) {
   SampleParams params;
