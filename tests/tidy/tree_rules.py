@@ -15,15 +15,15 @@ CPP_FILE = re.compile(r"\.(?:cc|h|cu|cuh)$")
 # against drift. A feature that the plan asks for raises them by its size: since 0.2 the Anthropic
 # and Responses APIs, the prefix cache on disk, weights of 8 bits and aarch64. In brackets: the aim.
 AMOUNTS: tuple[tuple[str, Callable[[str], object], Callable[[str], int], int], ...] = (
-    ("files", lambda path: True, lambda text: 1, 1_455),
+    ("files", lambda path: True, lambda text: 1, 1_460),
     ("lines of tests",
      # The simulation of the call layer came after the limit.
      lambda path: path.startswith("tests/") and not path.startswith("tests/server/calls/sim/")
      and re.search(r"\.(?:cc|h|cu|cuh|py)$", path),
-     lambda text: text.count("\n"), 75_840),  # (48,000)
+     lambda text: text.count("\n"), 76_100),  # (48,000)
     ("lines of C++ and CUDA outside tests, without blanks and comments",
      lambda path: not path.startswith("tests/") and CPP_FILE.search(path),
-     lambda text: len(re.findall(r"(?m)^[ \t]*(?!//)[^ \t\n]", text)), 50_280),  # (34,000)
+     lambda text: len(re.findall(r"(?m)^[ \t]*(?!//)[^ \t\n]", text)), 50_640),  # (34,000)
     ("lines of ./run", lambda path: path == "run", lambda text: text.count("\n"), 260),
     ("lines of models/fox_model.cc", lambda path: path == "models/fox_model.cc",
      lambda text: text.count("\n"), 165),
