@@ -226,9 +226,9 @@ __global__ void __launch_bounds__(kThreads, GroupLayout<kHeadDim>::kBlocks)
   PrefetchOutputNorm<kHeadDim>(a.transform, seq_head.head, NumHeads(a, seq_head.group_head));
   TriggerDependents();
   WaitOnDependencies();
+  if (half_page.own) LoadAgain(a, half_page, tile);
   const typename KeptGroup<kHeadDim>::Words row = KeptGroup<kHeadDim>::LoadRow(a, seq_head);
   GroupGate gate = LoadGroupGate<Part>(a, seq_head, half_page);
-  LoadAgain(a, half_page, tile);
   if (Lane() == 0) kept[0].seq_head = seq_head;
   kept[0].Take(a, row);
   FetchNextSeqHead(a, start.last, kept, 0);
@@ -240,9 +240,11 @@ __global__ void __launch_bounds__(kThreads, GroupLayout<kHeadDim>::kBlocks)
     more = Advance(start.last, kept, next);
     half_page = HalfPageAt(a, kept[next.slot].seq_head, next.iteration, more);
     const GroupWeights weights = GroupScoresToProbs(kept[now.slot], tile, gate, valid, softmax);
+    // All loads after all products: at the loop's top the compiler waits for all of them, so that
+    // earlier keys gain nothing, and their branch would part the softmax from the values' products.
+    AddGroupValues(weights, tile, softmax);
     gate = LoadGroupGate<Part>(a, kept[next.slot].seq_head, half_page);
     LoadKeys(a, half_page, tile);
-    AddGroupValues(weights, tile, softmax);
     LoadValues(a, half_page, tile);
     if (next.split == now.split) continue;
 
