@@ -28,9 +28,8 @@ class NvtxRange {
   NvtxRange& operator=(const NvtxRange&) = delete;
 };
 
-// The memory that kernels may still be writing when the next kernel starts (launch.h): the next
-// kernel may read everything else before its wait. Those are the kernels from the last one on that
-// triggered after its wait.
+// Of the memory that kernels read before their waits, what may still be written when the next
+// kernel starts (launch.h): by the kernels from the last one on that triggered after its wait.
 class UnfinishedWrites {
  public:
   // To any memory.

@@ -26,7 +26,7 @@ class Distribution {
  public:
   explicit Distribution(int64_t size) : shares_(static_cast<size_t>(size)) {}
 
-  // Nothing is finite afterwards if a logit is not.
+  // If a logit is not finite, no sum over shares and logarithms is.
   void Set(const float* logits) {
     logits_ = logits;
     const auto size = static_cast<int64_t>(shares_.size());
@@ -185,12 +185,15 @@ void Auditor::State::BeginNext() {
   std::shared_ptr<Reading> next;
   {
     const MutexLock lock(mutex);
-    if (runs || waiting.empty()) return;
+    if (runs || stopping || waiting.empty()) return;
     runs = true;
     next = std::make_shared<Reading>(shared_from_this(), std::move(waiting.front()));
     waiting.pop_front();
   }
   Post([next] {
+    if (next->state->engine.draining()) {  // before the memory is taken
+      return next->state->End(next->sequence, Skipped("the server stops"));
+    }
     next->Allocate();
     next->Submit();
   });
@@ -255,10 +258,13 @@ Auditor::Auditor(EngineThread& engine, int32_t vocabulary, const AuditOptions& o
 }
 
 Auditor::~Auditor() {
+  std::deque<Audited> waiting;
   {
     const MutexLock lock(state_->mutex);
     state_->stopping = true;
+    waiting.swap(state_->waiting);
   }
+  for (const Audited& sequence : waiting) state_->Report(sequence, Skipped("the server stops"));
   state_->wake.NotifyAll();
   if (state_->thread.joinable()) state_->thread.join();
 }

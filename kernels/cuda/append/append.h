@@ -15,7 +15,7 @@ struct AppendOverlap {
   // No kernel that has not ended when this one starts writes the sequences' lists, or the layer's
   // pages and running state: they are read before the wait.
   bool reads_early = false;
-  // Lets the next kernel start at once, not only after the wait.
+  // Lets the next kernel start at once, not only after the wait. Only with reads_early.
   bool triggers_early = false;
 };
 

@@ -1,5 +1,5 @@
-// One token of one kv head, as the lanes of a warp see it in AppendDecodeKernel: its parts, where
-// they come from and go, and the state before it.
+// What a lane of AppendDecodeKernel reads and writes of its token: the parts, where they come from
+// and go, and the state before it.
 #pragma once
 
 #include <cstddef>

@@ -24,7 +24,8 @@ namespace {
 constexpr int kEvictThreads = 128;
 constexpr int kEvictWarps = kEvictThreads / kWarp;
 constexpr int kEvictBlocksPerSm = 6;
-constexpr int kMaxEvictBlocks = 132 * kEvictBlocksPerSm;  // an H200 has them at once
+constexpr int kMaxEvictBlocks =
+    132 * kEvictBlocksPerSm;  // an H200 has them at once, of usual groups
 
 // t of a page end, for each query head of the group: at least the t of any later row.
 __device__ void LoadThresholds(const EvictParams& params, const PagedKv& kv, int layer, int kv_head,
@@ -214,8 +215,9 @@ cudaError_t Evict(const BatchView& batch, const EvictParams& params, const Paged
                         static_cast<size_t>(batch.num_seqs) * sizeof(int32_t);
   static_assert(kEvictWarps * 2 * kWarp * kMaxGroup * 8 + kMaxSeqs * 4 <= 49152 - 64);
   const cudaError_t evicted =
-      Launch(EvictKernel, BlocksFor(lists, kEvictWarps, kMaxEvictBlocks), kEvictThreads, shared,
-             stream, batch, params, kv, schedule.evicted_before);
+      Launch(EvictKernel, BlocksFor(lists, kEvictWarps, kMaxEvictBlocks), kEvictThreads,
+             SmemConfig(shared, batch.num_rows <= kOverlapRows), stream, batch, params, kv,
+             schedule.evicted_before);
   return evicted != cudaSuccess ? evicted : PoisonFreePages(kv, stream);
 }
 

@@ -11,14 +11,15 @@
 // cleared that: lines of an earlier step may lie there, and memory such as the batch is written
 // anew at the same addresses.
 //
-// BatchView's slot, row_begin and position and SampleParams' rows are copied before the step's
-// first kernel, and so are constants. A kernel *triggers after its wait* if it calls
+// BatchView's arrays and SampleParams' rows are copied before the step's first kernel, and so are
+// constants; sampled_tokens are the step before's. A kernel *triggers after its wait* if it calls
 // TriggerDependents() only after its WaitOnDependencies(): when the kernel behind it starts, all
 // kernels before it have ended. Products of few rows that begin with a norm do (linear.h), the
 // projection in front of Append among them; AppendDecode does where the projection did not. So
 // DecodeAttention may read ahead everything that these two do not write. And AppendDecode may read
 // ahead its layer's state: the kernels from the last one on that triggered after its wait do not
-// write that, be they the projection alone or all of the layer before, its AppendDecode first.
+// write that, be they the projection alone or all of the layer before, its AppendDecode first; but
+// in the first layer behind more than four rows BeginStepKernel is among them, which writes lists.
 // AccumulateBlocks always triggers after its wait, so ProjectQueries behind it works before its
 // wait; so does BeginStepKernel, and behind it PlanSplitsKernel and Embed's LookUpKernel work
 // before theirs.
@@ -43,7 +44,8 @@ namespace fox::cuda {
 
 // Dynamic shared memory of a block. An SM divides its memory between shared memory and L1 in one
 // way at a time and has to be empty to change it: kernels that are to overlap on it must all ask
-// for the largest share, even if they use less: all kernels of steps of up to kOverlapRows rows do.
+// for the largest share, even if they use less: from BeginStep to Sample all do, in steps of up to
+// kOverlapRows rows.
 struct SmemConfig {
   SmemConfig(size_t size, bool prefer_max = false)  // NOLINT: a size is enough for most
       : bytes(size), prefer_max_carveout(prefer_max) {}

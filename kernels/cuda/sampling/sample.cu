@@ -83,7 +83,7 @@ __device__ __forceinline__ GroupNoise NoiseOf(const SampleRow& how, int32_t grou
 }
 
 // The noise of a warp's first groups, drawn before the logits are there: it is most of a race's
-// work, and three are all groups of 50,000 ids by eight blocks.
+// work, and three are all groups of 49,152 ids by eight blocks.
 constexpr int kEarlyTurns = 3;
 struct EarlyNoise {
   bool drawn = false;
