@@ -20,14 +20,32 @@ namespace {
 // Audits share the queue and the running slots like one client.
 constexpr uint64_t kClient = ~uint64_t{0};
 
-// The logarithm of the sum of exponentials; not finite if a logit is not. That of
-// kernels/cpu/score.h takes exponentials in float32, whose rounding would hide small distances.
-double LogSumExp(const float* logits, int64_t count) {
-  const double largest = *std::max_element(logits, logits + count);
-  double sum = 0;
-  for (int64_t i = 0; i < count; ++i) sum += std::exp(static_cast<double>(logits[i]) - largest);
-  return largest + std::log(sum);
-}
+// A row's distribution, by softmax in float64: kernels/cpu/score.h takes exponentials in float32,
+// whose rounding would hide small distances.
+class Distribution {
+ public:
+  explicit Distribution(int64_t size) : shares_(static_cast<size_t>(size)) {}
+
+  // If a logit is not finite, no sum over shares and logarithms is.
+  void Set(const float* logits) {
+    logits_ = logits;
+    const auto size = static_cast<int64_t>(shares_.size());
+    const double largest = *std::max_element(logits, logits + size);
+    double sum = 0;
+    for (int64_t i = 0; i < size; ++i) {
+      sum += shares_[static_cast<size_t>(i)] = std::exp(static_cast<double>(logits[i]) - largest);
+    }
+    for (double& share : shares_) share /= sum;
+    log_sum_ = largest + std::log(sum);
+  }
+  double Share(int64_t i) const { return shares_[static_cast<size_t>(i)]; }
+  double Log(int64_t i) const { return static_cast<double>(logits_[i]) - log_sum_; }
+
+ private:
+  std::vector<double> shares_;
+  const float* logits_ = nullptr;
+  double log_sum_ = 0;
+};
 
 v1::Audit Skipped(const std::string& why) {
   v1::Audit audit;
@@ -40,15 +58,14 @@ v1::Audit Skipped(const std::string& why) {
 v1::Audit CompareRows(const std::vector<float>& pruned, const std::vector<float>& unpruned,
                       int64_t rows, int64_t vocabulary) {
   double largest = 0, variation = 0, divergence = 0;
+  Distribution p(vocabulary), q(vocabulary);
   for (int64_t row = 0; row < rows; ++row) {
-    const float *a = pruned.data() + row * vocabulary, *b = unpruned.data() + row * vocabulary;
-    const double sum_a = LogSumExp(a, vocabulary), sum_b = LogSumExp(b, vocabulary);
+    p.Set(pruned.data() + row * vocabulary);
+    q.Set(unpruned.data() + row * vocabulary);
     double distance = 0, kl = 0;
     for (int64_t i = 0; i < vocabulary; ++i) {
-      const double log_p = static_cast<double>(a[i]) - sum_a;
-      const double log_q = static_cast<double>(b[i]) - sum_b, q = std::exp(log_q);
-      distance += std::fabs(std::exp(log_p) - q);
-      kl += q * (log_q - log_p);
+      distance += std::fabs(p.Share(i) - q.Share(i));
+      kl += q.Share(i) * (q.Log(i) - p.Log(i));
     }
     if (!std::isfinite(distance) || !std::isfinite(kl)) {
       return Skipped("a logit is not finite");
@@ -168,12 +185,15 @@ void Auditor::State::BeginNext() {
   std::shared_ptr<Reading> next;
   {
     const MutexLock lock(mutex);
-    if (runs || waiting.empty()) return;
+    if (runs || stopping || waiting.empty()) return;
     runs = true;
     next = std::make_shared<Reading>(shared_from_this(), std::move(waiting.front()));
     waiting.pop_front();
   }
   Post([next] {
+    if (next->state->engine.draining()) {  // before the memory is taken
+      return next->state->End(next->sequence, Skipped("the server stops"));
+    }
     next->Allocate();
     next->Submit();
   });
@@ -238,10 +258,13 @@ Auditor::Auditor(EngineThread& engine, int32_t vocabulary, const AuditOptions& o
 }
 
 Auditor::~Auditor() {
+  std::deque<Audited> waiting;
   {
     const MutexLock lock(state_->mutex);
     state_->stopping = true;
+    waiting.swap(state_->waiting);
   }
+  for (const Audited& sequence : waiting) state_->Report(sequence, Skipped("the server stops"));
   state_->wake.NotifyAll();
   if (state_->thread.joinable()) state_->thread.join();
 }

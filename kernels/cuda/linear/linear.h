@@ -1,7 +1,7 @@
 // Linear layers on the GPU: W [out, in] row-major, bf16 or 8 bits with the same results. Own
 // kernels, bound by reading W once, for decode rows: there the norm runs inside the product, and W
 // is prefetched while the previous kernel still ends. cuBLASLt for prefill rows, but on Hopper own
-// kernels for gated products and for up to 768 rows by weights of 8 bits.
+// kernels for gated products and for up to 1,536 rows by weights of 8 bits.
 #pragma once
 
 #include <cuda_runtime_api.h>
