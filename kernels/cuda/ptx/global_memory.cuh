@@ -58,25 +58,6 @@ __device__ __forceinline__ T LoadCoherent(const T* address) {
   }
 }
 
-// Loads `x` again if `changed`. Predicated, because the compiler would wait for the loads at the
-// end of a branch.
-__device__ __forceinline__ void LoadAgain(const void* address, bool changed, uint4& x) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.s32 p, %5, 0;\n"
-      "@p ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
-      : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)
-      : "l"(address), "r"(static_cast<int>(changed))
-      : "memory");
-}
-__device__ __forceinline__ void LoadAgain(const void* address, bool changed, uint2& x) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.s32 p, %3, 0;\n"
-      "@p ld.relaxed.gpu.global.v2.u32 {%0, %1}, [%2];\n}"
-      : "+r"(x.x), "+r"(x.y)
-      : "l"(address), "r"(static_cast<int>(changed))
-      : "memory");
-}
-
 // Adds and returns the previous value. Releases the writes that this thread has made or seen, and
 // acquires the writes that other blocks released here.
 __device__ __forceinline__ int32_t AtomicAddAcqRel(int32_t* address, int32_t x) {

@@ -76,11 +76,11 @@ __device__ __forceinline__ void Attend(const Decode& a, const Start& start,
   LoadTile<kHeadDim>(a.kv.values, half_page, values);
   Cursor ahead = cursor;
   HalfPage later = next;
-  for (bool further = more; further;) {
+  while (more) {
     PrefetchGates<Part>(a, seq_head, later);
     PrefetchTiles<kHeadDim, Part>(a, later);
-    further = Advance(seq_head, ahead);
-    if (further) later = HalfPageAt(a, seq_head, ahead.iteration, true);
+    if (!Advance(seq_head, ahead)) break;
+    later = HalfPageAt(a, seq_head, ahead.iteration, true);
   }
   PrefetchOutputNorm<kHeadDim>(a.transform, seq_head.head);
   WaitOnDependencies();
@@ -88,10 +88,12 @@ __device__ __forceinline__ void Attend(const Decode& a, const Start& start,
     TriggerDependents();
     return;
   }
+  if (half_page.own) {
+    LoadTileAgain<kHeadDim>(a.kv.keys, half_page, keys);
+    LoadTileAgain<kHeadDim>(a.kv.values, half_page, values);
+  }
   const Row<kHeadDim> row = LoadRow<kHeadDim>(a, seq_head);
   Gate gate = LoadGate<kHeadDim, Part>(a, seq_head, half_page);
-  LoadTileAgain<kHeadDim>(a.kv.keys, half_page, keys);
-  LoadTileAgain<kHeadDim>(a.kv.values, half_page, values);
   if (Lane() == 0) kept.seq_head = seq_head;
   kept.Take(row);
   Softmax softmax;

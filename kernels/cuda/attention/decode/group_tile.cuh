@@ -112,12 +112,13 @@ __device__ __forceinline__ void LoadValues(const Decode& a, const HalfPage& half
             [](const char* from, Part& to) { to = LoadOnce<Part>(from); });
 }
 
-// Loads a half page of the row's own page again after the row has been written; else the tile stays
-// unchanged.
+// As LoadTileAgain in loads.cuh.
 template <int kHeadDim, typename Part>
 __device__ __forceinline__ void LoadAgain(const Decode& a, const HalfPage& half_page,
                                           GroupTile<kHeadDim, Part>& tile) {
-  const auto load = [&](const char* from, Part& to) { cuda::LoadAgain(from, half_page.own, to); };
+  const auto load = [](const char* from, Part& to) {
+    to = LoadCoherent(reinterpret_cast<const Part*>(from));
+  };
   ForKeys(a, half_page, false, tile, load);
   ForValues(a, half_page, false, tile, load);
 }

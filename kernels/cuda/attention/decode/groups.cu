@@ -226,9 +226,9 @@ __global__ void __launch_bounds__(kThreads, GroupLayout<kHeadDim>::kBlocks)
   PrefetchOutputNorm<kHeadDim>(a.transform, seq_head.head, NumHeads(a, seq_head.group_head));
   TriggerDependents();
   WaitOnDependencies();
+  if (half_page.own) LoadAgain(a, half_page, tile);
   const typename KeptGroup<kHeadDim>::Words row = KeptGroup<kHeadDim>::LoadRow(a, seq_head);
   GroupGate gate = LoadGroupGate<Part>(a, seq_head, half_page);
-  LoadAgain(a, half_page, tile);
   if (Lane() == 0) kept[0].seq_head = seq_head;
   kept[0].Take(a, row);
   FetchNextSeqHead(a, start.last, kept, 0);

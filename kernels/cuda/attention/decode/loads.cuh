@@ -83,8 +83,8 @@ __device__ void LoadTile(const void* pool, const HalfPage& half_page,
   }
 }
 
-// Loads a half page of the row's own page again after the row has been written; else the tile stays
-// unchanged.
+// Loads a half page of the row's own page again, after the row has been written. Where no load but
+// the first ones of the tile is under way: the compiler waits for all of them before these.
 template <int kHeadDim, typename Part>
 __device__ void LoadTileAgain(const void* pool, const HalfPage& half_page,
                               Part (&tile)[Layout<kHeadDim>::kLoads]) {
@@ -94,7 +94,8 @@ __device__ void LoadTileAgain(const void* pool, const HalfPage& half_page,
   const int last = max(half_page.valid - 1, 0) - Lane() / L::kLanes;
 #pragma unroll
   for (int i = 0; i < L::kLoads; ++i) {
-    LoadAgain(first + min(i * L::kGroups, last) * kRowBytes, half_page.own, tile[i]);
+    tile[i] =
+        LoadCoherent(reinterpret_cast<const Part*>(first + min(i * L::kGroups, last) * kRowBytes));
   }
 }
 

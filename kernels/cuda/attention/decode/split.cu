@@ -218,10 +218,12 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm<kHeadDim, Part>)
   TriggerDependents();
   if (threadIdx.x == 0) shared.waiting.seq_head.end = 0;
   WaitOnDependencies();
+  if (half_page.own) {
+    LoadTileAgain<kHeadDim>(a.kv.keys, half_page, keys);
+    LoadTileAgain<kHeadDim>(a.kv.values, half_page, values);
+  }
   const Row<kHeadDim> row = LoadRow<kHeadDim>(a, seq_head);
   Gate gate = LoadGate<kHeadDim, Part>(a, seq_head, half_page);
-  LoadTileAgain<kHeadDim>(a.kv.keys, half_page, keys);
-  LoadTileAgain<kHeadDim>(a.kv.values, half_page, values);
   if (Lane() == 0) seq_heads[0].seq_head = seq_head;
   seq_heads[0].Take(row);
   FetchNextSeqHead(a, start.last, seq_heads, 0);
