@@ -240,9 +240,11 @@ __global__ void __launch_bounds__(kThreads, GroupLayout<kHeadDim>::kBlocks)
     more = Advance(start.last, kept, next);
     half_page = HalfPageAt(a, kept[next.slot].seq_head, next.iteration, more);
     const GroupWeights weights = GroupScoresToProbs(kept[now.slot], tile, gate, valid, softmax);
+    // All loads after all products: at the loop's top the compiler waits for all of them, so that
+    // earlier keys gain nothing, and their branch would part the softmax from the values' products.
+    AddGroupValues(weights, tile, softmax);
     gate = LoadGroupGate<Part>(a, kept[next.slot].seq_head, half_page);
     LoadKeys(a, half_page, tile);
-    AddGroupValues(weights, tile, softmax);
     LoadValues(a, half_page, tile);
     if (next.split == now.split) continue;
 
