@@ -89,8 +89,7 @@ void StepReadback::Enqueue(const MatrixView& logits, const PagedKv& kv) {
   if (wants_windows_) {
     const size_t bytes =
         static_cast<size_t>(kv.shape.max_slots * kv.shape.lists_per_slot()) * sizeof(int32_t);
-    if (first_pages_.bytes() < bytes) first_pages_ = Allocate(bytes);
-    Fetch(kv.first_live, bytes, first_pages_.data());
+    Fetch(kv.first_live, bytes, Room<std::byte>(bytes, &first_pages_));
   }
   Mark();
 }

@@ -50,11 +50,11 @@ v1::Audit CompareRows(const std::vector<float>& pruned, const std::vector<float>
 // All methods may be called from any thread; none waits.
 class Auditor {
  public:
-  // `engine` and `metrics` must outlive it. `has_thread` false: memory is made and
-  // readings are compared on the threads that call Start and that deliver the engine's outputs.
+  // `engine` and `metrics` must outlive it. `has_thread` false: memory is made and readings are
+  // compared on the threads that call Start and that deliver the engine's outputs.
   Auditor(EngineThread& engine, int32_t vocabulary, const AuditOptions& options,
           CallMetrics& metrics, bool has_thread);
-  ~Auditor();  // ends the running comparison; audits that come later are skipped
+  ~Auditor();  // ends the running comparison; audits that wait and that come later are skipped
 
   // True for each round(1 / share)-th call.
   bool Samples();

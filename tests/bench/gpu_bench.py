@@ -367,7 +367,9 @@ def run_part(bench: Bench, name: str) -> None:
         part = SUITES[bench.arguments.suite].parts[name](bench)
     except (RuntimeError, TimeoutError, OSError, ValueError, KeyError) as error:
         part = {"error": str(error) or type(error).__name__}
-    part["wall_seconds"] = round(time.monotonic() - start, 1)
+    part.update(wall_seconds=round(time.monotonic() - start, 1),
+                date=datetime.date.today().isoformat(),
+                commit=gpu_build.source(bench.build)["commit"])
     for why in ("error", "skipped"):
         if why in part:
             print(f"{name}: {part[why]}", flush=True)
@@ -427,9 +429,7 @@ def main() -> int:
     bench = Bench(arguments)
     atexit.register(shutil.rmtree, bench.scratch, ignore_errors=True)
     if arguments.parts:
-        bench.report.update(device=gpu_build.device() or bench.report.get("device", {}),
-                            date=datetime.date.today().isoformat(),
-                            commit=gpu_build.source(bench.build)["commit"])
+        bench.report["device"] = gpu_build.device() or bench.report.get("device", {})
     for name in arguments.parts:
         run_part(bench, name)
     bench.save()

@@ -24,7 +24,9 @@ __global__ void __launch_bounds__(kThreads) CopyKernel(const uint4* from, uint4*
 }
 
 cudaError_t Copy(const void* from, size_t bytes, void* to, cudaStream_t stream) {
-  if (bytes > kKernelBytes || bytes % sizeof(uint4) != 0) {
+  const size_t unaligned =
+      (reinterpret_cast<size_t>(from) | reinterpret_cast<size_t>(to) | bytes) % sizeof(uint4);
+  if (bytes > kKernelBytes || unaligned != 0) {
     return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream);
   }
   const auto count = static_cast<unsigned>(bytes / sizeof(uint4));

@@ -216,6 +216,34 @@ TEST(CudaOpsTest, PagesOf8BitsEqualOthersOfRoundedKeysAndValues) {
   }
 }
 
+// Rows of logits, for one, begin anywhere that four bytes may.
+TEST(CudaOpsTest, PinnedCopiesMayBeginAnywhere) {
+  constexpr size_t kFloats = 64;
+  const auto ops = MakeOps(false);
+  std::vector<float> values(kFloats);
+  std::iota(values.begin(), values.end(), 1.0f);
+  const Buffer device = ops->Allocate(kFloats * sizeof(float));
+  ops->CopyToDevice(values.data(), kFloats * sizeof(float), device.data(), nullptr);
+  const Buffer host = ops->queue()->AllocatePinned(kFloats * sizeof(float));
+  const auto done = ops->queue()->MakeEvent();
+  for (const size_t from : {0, 1, 2, 4}) {
+    for (const size_t to : {0, 2, 4}) {
+      for (const size_t count : {4, 7, 8}) {
+        SCOPED_TRACE(::testing::Message() << from << " " << to << " " << count);
+        std::fill_n(host.as<float>(), kFloats, 0.0f);
+        ops->queue()->CopyPinned(device.as<float>() + from, count * sizeof(float),
+                                 host.as<float>() + to, ops->queue()->stream());
+        done->Record(ops->queue()->stream());
+        done->Wait();
+        ASSERT_EQ(ops->queue()->error(), nullptr) << ops->queue()->error();
+        std::vector<float> want(kFloats);
+        std::copy_n(values.data() + from, count, want.data() + to);
+        EXPECT_EQ(std::vector<float>(host.as<float>(), host.as<float>() + kFloats), want);
+      }
+    }
+  }
+}
+
 TEST(CudaOpsTest, EmptyBatchTouchesNothing) {
   const auto ops = MakeOps(false);
   const HeadInputs inputs = Inputs({}, 64, 29, {3});

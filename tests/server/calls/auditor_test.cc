@@ -98,6 +98,16 @@ TEST(AuditorTest, AnEngineThatTakesNothingSkips) {
   EXPECT_EQ(results.skipped, 1);
 }
 
+TEST(AuditorTest, AuditsThatWaitAtTheEndHaveAResult) {
+  Results results;
+  constexpr int kAll = 20;
+  {
+    TestCore test;
+    for (int i = 0; i < kAll; ++i) test.core->auditor().Start(results.Next(100, 7));
+  }
+  EXPECT_EQ(results.done, kAll);
+}
+
 TEST(AuditorTest, EachNthOfAShare) {
   for (const auto& [share, chosen] : {std::pair(0.0, 0), {1.0, 12}, {0.5, 6}, {0.25, 3}}) {
     SCOPED_TRACE(share);

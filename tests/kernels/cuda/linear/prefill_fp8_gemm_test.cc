@@ -159,10 +159,10 @@ TEST_F(LinearTest, PrefillRowsByCodesMatchFloat64WhereNothingIsAligned) {
   }
 }
 
-// The engine multiplies up to 768 rows by codes; more by the widened weight.
+// The engine multiplies up to 1,536 rows by codes; more by the widened weight.
 TEST_F(LinearTest, PrefillRowsByCodesOrWidenedHaveTheSameBits) {
   if (!HasClusterGemm()) GTEST_SKIP() << "no code for sm_90a, or no such device";
-  constexpr int64_t kRows = 769, kOut = 520, kIn = 264;
+  constexpr int64_t kRows = 1537, kOut = 520, kIn = 264;
   Uniform uniform(45);
   TestMatrix weight(DType::kBF16, kOut, kIn, 0, uniform, 1);
   const Fp8Weight fp8(&weight, kOut - 8);

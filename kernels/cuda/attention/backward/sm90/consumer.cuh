@@ -6,7 +6,7 @@
 // The products of one step, in the order of issue, and what the warps do while they run:
 //   S^T = K Q^T     results of the step before are handed on
 //   dP^T = V dO^T   exponentials
-//   dV += P^T dO    dS
+//   dV += P^T dO    dS to shared memory
 //   dQ = dS K       row sums of dS
 //   dK += dS^T Q    dQ to shared memory
 #pragma once
