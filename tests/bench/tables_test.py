@@ -14,7 +14,7 @@ import tables
 
 # Rows that no GPU has measured yet, by their names. Those of foxify-scale need four GPUs, whose
 # earlier paces are withdrawn (the JSON's "withdrawn").
-UNMEASURED = {"memory": ("tokens/s that audits of 1% of the answers cost",), "foxify-scale": (
+UNMEASURED = {"foxify-scale": (
     "foxify Qwen/Qwen3-8B, tokens/s of 4 GPUs over one",
     "foxify Qwen/Qwen3-32B sharded over 4 GPUs: tokens/s of one")}
 
