@@ -47,8 +47,8 @@ class DeviceArray {
   size_t size() const { return size_; }
   size_t bytes() const { return size_ * sizeof(T); }
 
-  // Waits for the device's work, as does ToHost, and then for the copy, which cudaMemcpy only begins:
-  // streams that are not blocking, as a queue's, do not wait for it.
+  // Waits for the device's work, as does ToHost, and then for the copy, which cudaMemcpy may only
+  // begin: streams that are not blocking, as a queue's, do not wait for it.
   void CopyFrom(const std::vector<T>& host) {
     ASSERT_EQ(host.size(), size_);
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
