@@ -125,8 +125,9 @@ TEST_F(ManyCallsTest, AnOpenCallTakesLittleMemory) {
   const size_t before = mallinfo2().uordblks;
   StartAll(kCalls, 100);
   while (test_.core->admission().queued() > 0) std::this_thread::yield();
-  // A call that the engine has taken is larger, by a third, than one that waits for its thread; how
-  // many the first step finds is the machine's, the second one finds all.
+  // The test weighs the calls in the engine's second step, before which the engine's thread has
+  // taken all of them: a taken call needs a third more memory than one that waits for this thread,
+  // and how many the first step finds depends on the machine's load.
   const auto wait_until = [&](bool waits) {
     while (test_.script->step_waits != waits) std::this_thread::yield();
   };
