@@ -20,6 +20,8 @@ namespace {
 // Audits share the queue and the running slots like one client.
 constexpr uint64_t kClient = ~uint64_t{0};
 
+constexpr char kServerStops[] = "the server stops";
+
 // A row's distribution, by softmax in float64: kernels/cpu/score.h takes exponentials in float32,
 // whose rounding would hide small distances.
 class Distribution {
@@ -174,7 +176,7 @@ void Auditor::State::Start(const Audited& sequence) {
   const char* refusal = nullptr;
   {
     const MutexLock lock(mutex);
-    if (stopping) refusal = "the server stops";
+    if (stopping) refusal = kServerStops;
     if (waiting.size() >= kMaxWaiting) refusal = "too many audits wait";
     if (refusal == nullptr) waiting.push_back(sequence);
   }
@@ -185,14 +187,14 @@ void Auditor::State::BeginNext() {
   std::shared_ptr<Reading> next;
   {
     const MutexLock lock(mutex);
-    if (runs || stopping || waiting.empty()) return;
+    if (runs || waiting.empty()) return;
     runs = true;
     next = std::make_shared<Reading>(shared_from_this(), std::move(waiting.front()));
     waiting.pop_front();
   }
   Post([next] {
     if (next->state->engine.draining()) {  // before the memory is taken
-      return next->state->End(next->sequence, Skipped("the server stops"));
+      return next->state->End(next->sequence, Skipped(kServerStops));
     }
     next->Allocate();
     next->Submit();
@@ -264,7 +266,7 @@ Auditor::~Auditor() {
     state_->stopping = true;
     waiting.swap(state_->waiting);
   }
-  for (const Audited& sequence : waiting) state_->Report(sequence, Skipped("the server stops"));
+  for (const Audited& sequence : waiting) state_->Report(sequence, Skipped(kServerStops));
   state_->wake.NotifyAll();
   if (state_->thread.joinable()) state_->thread.join();
 }

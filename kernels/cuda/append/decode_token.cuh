@@ -154,12 +154,9 @@ __device__ __forceinline__ RowPlace PlaceOf(const AppendParams& params, const To
   if (shift_column >= 0) place.shift = row + shift_column + token.kv_head;
   return place;
 }
-// __ldcg of a logit. CUDA's own for bf16 is not volatile: the compiler may move it before the wait.
-__device__ __forceinline__ __nv_bfloat16 LoadLogit(const __nv_bfloat16* address) {
-  return __ushort_as_bfloat16(__ldcg(reinterpret_cast<const unsigned short*>(address)));
-}
+// Logits not by __ldcg, which for bf16 is not volatile: the compiler may move it before the wait.
 __device__ __forceinline__ RowInput LoadInput(const RowPlace& place) {
-  return {__ldcg(place.now), LoadLogit(place.shift), LoadLogit(place.gate)};
+  return {__ldcg(place.now), LoadCoherent(place.shift), LoadCoherent(place.gate)};
 }
 
 // Bypasses the first-level cache: may be called before WaitOnDependencies() where
@@ -238,7 +235,7 @@ __device__ __forceinline__ void AddRowsBefore(const AppendParams& params, const 
   const int64_t stride = params.projection.row_stride;
 #pragma unroll 1  // other steps skip this code
   for (int64_t r = token.drafts; r > 0; --r) {
-    const float logit = GateLogit(params, LoadLogit(place.gate - r * stride));
+    const float logit = GateLogit(params, LoadCoherent(place.gate - r * stride));
     state.c += static_cast<double>(LogGate(params, logit + gate_bias));
   }
   if (!shifts) return;

@@ -46,7 +46,8 @@ __device__ __forceinline__ T LoadOnce(const void* address) {
 // kernels' stores, even if the first-level cache held older lines (launch_test.cu).
 template <typename T>
 __device__ __forceinline__ T LoadCoherent(const T* address) {
-  static_assert(sizeof(T) == 1 || sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16);
+  static_assert(sizeof(T) == 1 || sizeof(T) == 2 || sizeof(T) == 4 || sizeof(T) == 8 ||
+                sizeof(T) == 16);
   if constexpr (sizeof(T) == 16) {
     uint4 bits;
     asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -56,6 +57,10 @@ __device__ __forceinline__ T LoadCoherent(const T* address) {
   } else if constexpr (sizeof(T) == 4) {
     uint32_t bits;
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(bits) : "l"(address));
+    return BitCast<T>(bits);
+  } else if constexpr (sizeof(T) == 2) {
+    uint16_t bits;
+    asm volatile("ld.relaxed.gpu.global.u16 %0, [%1];" : "=h"(bits) : "l"(address));
     return BitCast<T>(bits);
   } else if constexpr (sizeof(T) == 1) {
     uint32_t bits;

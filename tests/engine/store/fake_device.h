@@ -28,7 +28,9 @@ class FakeDevice final : public NullQueue {
   class Copies final : public CopyStream {
    public:
     explicit Copies(FakeDevice& device) : device_(device) {}
-    ~Copies() override { EXPECT_TRUE(begun_.empty()) << "nobody waited for a copy that had begun"; }
+    ~Copies() override {
+      EXPECT_TRUE(begun_.empty()) << "the stream ends before its last copies were waited for";
+    }
     bool Begin(const void* from, size_t bytes, void* to) override {
       if (device_.copies++ == device_.fail_at) return false;
       begun_.push_back({static_cast<const std::byte*>(from), static_cast<std::byte*>(to), bytes});

@@ -125,9 +125,20 @@ TEST_F(ManyCallsTest, AnOpenCallTakesLittleMemory) {
   const size_t before = mallinfo2().uordblks;
   StartAll(kCalls, 100);
   while (test_.core->admission().queued() > 0) std::this_thread::yield();
+  // The test weighs the calls in the engine's second step, before which the engine's thread has
+  // taken all of them: a taken call needs a third more memory than one that waits for this thread,
+  // and how many the first step finds depends on the machine's load.
+  const auto wait_until = [&](bool waits) {
+    while (test_.script->step_waits != waits) std::this_thread::yield();
+  };
+  wait_until(true);
+  hang.unlock();
+  wait_until(false);
+  hang.lock();
+  wait_until(true);
   const size_t bytes = mallinfo2().uordblks - before;
   RecordProperty("bytes", std::to_string(bytes / kCalls));
-  EXPECT_LT(bytes / kCalls, 4096u);
+  EXPECT_LT(bytes / kCalls, 5120u);
   hang.unlock();
   test_.engine->Stop();
   WaitForAll();

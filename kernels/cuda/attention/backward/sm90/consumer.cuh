@@ -3,7 +3,8 @@
 // registers that they are computed in, are the left operands of the products for dV and dK; dS also
 // goes to shared memory, where both warpgroups read it for dQ.
 //
-// The products of one step, in the order of issue, and what the warps do while they run:
+// A step issues its five products in this order; beside each, the work of the warps that runs while
+// the tensor cores compute it:
 //   S^T = K Q^T     results of the step before are handed on
 //   dP^T = V dO^T   exponentials
 //   dV += P^T dO    dS to shared memory
@@ -232,7 +233,8 @@ class BackwardConsumer {
     return warpgroup_ * kWarpgroupKeys + warp() * 16 + lane_ / 4;
   }
 
-  // What is added to the logits of the thread's two keys; known before S is.
+  // The biases of the thread's two keys, which Exponentiate adds to their logits. They depend on
+  // the gates alone, so they are computed while S runs.
   __device__ __forceinline__ float2 KeyBiases(uint32_t slot, BackwardStep step) const {
     const float* key_offset = shared_.key_offset[slot] + key();
     const bool seen = warpgroup_ != 0 || (step.flags & kSecondPage) == 0;
@@ -289,9 +291,10 @@ class BackwardConsumer {
     }
   }
 
-  // dS with rows as rows: this warpgroup's keys are the columns of its block. Of eight rows, row r
-  // is in line r % 2 * 4 + r / 2, so that lanes that store dQ together have rows 0, 2, 4, 6 or 1,
-  // 3, 5, 7: the swizzled lines of rows in sequence meet in half of the banks.
+  // Stores dS to shared memory for the product dQ: a line for each row, a column for each of this
+  // warpgroup's keys. Row r of eight goes to line r % 2 * 4 + r / 2, so that the lanes that later
+  // store dQ together have rows 0, 2, 4, 6 or 1, 3, 5, 7: rows in sequence would meet in half of
+  // the banks, because of the swizzle.
   __device__ __forceinline__ void StoreScores(const uint32_t (&ds)[kRows / 4]) {
     const uint32_t block = SharedAddress(shared_.tiles) + Plan::kDsAt +
                            static_cast<uint32_t>(warpgroup_) * Plan::kDsBlockBytes;
@@ -323,8 +326,8 @@ class BackwardConsumer {
     }
   }
 
-  // The rest of what the adder takes. After ScatterSums a lane has kRows / 32 sums, in pairs 8 rows
-  // apart.
+  // Stores the lane's sums of rows of dS, which the adder adds to global memory together with dQ.
+  // After ScatterSums a lane has kRows / 32 sums, in pairs 8 rows apart.
   __device__ __forceinline__ void StoreRowSums(const float (&row_sums)[kRows / 4],
                                                const BackwardStep& step) {
     constexpr int kOwn = kRows / 32;
