@@ -90,6 +90,7 @@ struct CudaState {
   std::vector<Buffer> buffers;  // memory that `schedule` points into
   cuda::StepSchedule schedule;
   int resident_blocks = 0;  // cuda::DecodeBlocks
+  int64_t wide_bytes = 0;   // for schedule.wide
 };
 
 }  // namespace fox

@@ -195,13 +195,16 @@ def serve(bench: Bench) -> Part:
                                "--prompt-tokens 512-8192 --output-tokens 32-256")
 
 
-def million(bench: Bench) -> Part:
-    """One prompt of 1,048,576 tokens and its answer on a server with default settings."""
-    prompt, answer = judge.MILLION, 128
-    with bench.server("--max-model-len", str(prompt + answer)) as server:
-        return bench.fox_bench(f"serve --target {server.address} --rates 1 --requests 1 "
-                               f"--prompt-tokens {prompt} --output-tokens {answer}", 60,
-                               prompt_tokens=prompt, output_tokens=answer)
+def million(what: str = "bf16", **marks: Any) -> Callable[[Bench], Part]:
+    """One prompt of 1,048,576 tokens and its answer on a server whose `what` is in 8 bits."""
+    def part(bench: Bench) -> Part:
+        prompt, answer = judge.MILLION, 128
+        with bench.server("--max-model-len", str(prompt + answer),
+                          *judge.EIGHT_BITS[what].split()) as server:
+            return bench.fox_bench(f"serve --target {server.address} --rates 1 --requests 1 "
+                                   f"--prompt-tokens {prompt} --output-tokens {answer}", 60,
+                                   prompt_tokens=prompt, output_tokens=answer, **marks)
+    return part
 
 
 def eight_bits(bench: Bench) -> Part:
@@ -320,7 +323,8 @@ PARTS: dict[str, Callable[[Bench], Part]] = {
     "invariance": ours("invariance", 150),
     "serve": serve,
     "pace": pace,
-    "million": million,
+    "million": million(),
+    "million-8-bit-pages": million("8_bit_pages", bench="serve_8_bit_pages"),
     "books": books,
     "large": large_decode,
     "large-prefill": large_prefill,

@@ -11,7 +11,7 @@
 // (MergedRow). Where they are merged does not change the bits: as many head tiles as fit run their
 // splits in parallel, and MergeKeySplits merges those; all others run theirs serially in one thread
 // block, which merges as it goes. So a short chunk fills the device, and a long one, whose serial
-// splits come first, has an even end. PlanKeySplits decides for each layer which head tiles fit.
+// splits come first, has an even end. PlanKeySplits decides for each launch which head tiles fit.
 #pragma once
 
 #include <cstdint>

@@ -153,16 +153,15 @@ struct WidePages {
   }
 };
 
-// Memory of a WidePages: all lists' pages if they fit into kWideBytes, and at least one list's.
-inline constexpr int64_t kWideBytes = int64_t{256} << 20;
+// Memory of a WidePages: all lists' pages if they fit into `most_bytes`, and at least one list's.
 inline int64_t WidePageBytes(const PagedKvShape& shape) {
   return int64_t{2 * kPageTokens * 2} * shape.head_dim;
 }
-inline int64_t WidePageCapacity(const PagedKvShape& shape, int64_t max_seqs) {
+inline int64_t WidePageCapacity(const PagedKvShape& shape, int64_t max_seqs, int64_t most_bytes) {
   if (shape.dtype != DType::kE4M3) return 0;
   const int64_t of_list = shape.max_pages;
   return std::min(max_seqs * shape.kv_heads * of_list,
-                  std::max(of_list, kWideBytes / WidePageBytes(shape)));
+                  std::max(of_list, most_bytes / WidePageBytes(shape)));
 }
 
 // Parts in which the losses of a block's rows are added up.

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/cuda_state.h"
 #include "kernels/cuda/runtime/step_schedule.h"
 #include "kernels/paging/acp.h"
 #include "tests/kernels/cuda/device_kv.h"
@@ -48,13 +49,15 @@ struct Trace {
 // One layer of grouped heads, from local to global ones, with sequences of random rows.
 class ChunkRun {
  public:
-  explicit ChunkRun(const ChunkCase& c)
+  // `one_list`: pages in 8 bits are widened a list at a time.
+  ChunkRun(const ChunkCase& c, bool one_list)
       : case_(c), constants_(ConstantsOf(c)), kv_(ShapeOf(c, constants_.shape)) {
     std::string error;
     CudaOptions options;
     options.portable = c.portable;
     ops_ = CudaOps::Create(options, &error);
     EXPECT_NE(ops_, nullptr) << error;
+    if (one_list) ops_->state().wide_bytes = 0;
     ops_->Reserve({.shape = kv_.view.shape,
                    .max_rows = c.prompt + kSlots * kNeighbourTokens,
                    .max_seqs = kSlots});
@@ -171,9 +174,9 @@ class ChunkRun {
 enum class Cut : uint8_t { kWhole, kShortest, kRandom };
 
 // The prompt, then tokens one by one, past the end of a page.
-Trace RunOf(const ChunkCase& c, Cut cut, bool beside, uint64_t seed) {
+Trace RunOf(const ChunkCase& c, Cut cut, bool beside, uint64_t seed, bool one_list = false) {
   std::mt19937_64 rng(seed);
-  ChunkRun run(c);
+  ChunkRun run(c, one_list);
   while (run.length() < c.prompt) {
     const int64_t left = c.prompt - run.length();
     int64_t rows = left;
@@ -226,6 +229,10 @@ TEST_P(CudaOpsChunksTest, NeitherChunksNorNeighboursChangeABit) {
     ExpectSameTrace(whole, RunOf(c, cut, beside, seed));
   };
   expect(Cut::kRandom, true, 4, "random chunks beside others");
+  if (c.pages == DType::kE4M3) {
+    SCOPED_TRACE("whole, beside others, a list at a time");
+    ExpectSameTrace(whole, RunOf(c, Cut::kWhole, true, 3, /*one_list=*/true));
+  }
   if (c.prompt > cuda::kFirstSplitTile * cuda::kTileRows) return;  // a run takes seconds
   expect(Cut::kShortest, false, 1, "chunks of 128");
   expect(Cut::kRandom, false, 2, "random chunks");

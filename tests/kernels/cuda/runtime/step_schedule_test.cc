@@ -33,6 +33,19 @@ TEST(StepScheduleTest, NoWindowHasMoreSplitsThanThereIsRoomFor) {
   }
 }
 
+TEST(WidePagesTest, HaveRoomForAListAndForAllListsAtMost) {
+  PagedKvShape shape;
+  shape.kv_heads = 3;
+  shape.head_dim = 64;
+  shape.max_pages = 100;
+  EXPECT_EQ(WidePageCapacity(shape, 2, int64_t{1} << 30), 0) << "pages in bf16";
+  shape.dtype = DType::kE4M3;
+  EXPECT_EQ(WidePageBytes(shape), 2 * 64 * 64 * 2);
+  EXPECT_EQ(WidePageCapacity(shape, 2, 0), 100);
+  EXPECT_EQ(WidePageCapacity(shape, 2, 250 * WidePageBytes(shape)), 250);
+  EXPECT_EQ(WidePageCapacity(shape, 2, int64_t{1} << 30), 2 * 3 * 100);
+}
+
 TEST(HeadsTogetherTest, GroupsFallIntoFewPartsThatAreAlike) {
   PagedKvShape shape;
   shape.head_dim = 64;

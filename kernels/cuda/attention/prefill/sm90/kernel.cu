@@ -65,7 +65,7 @@ cudaError_t PrefillSm90(const BatchView& batch, const AttentionParams& params, c
   if (!MaySplit(batch, splits)) splits.partial_rows = nullptr;
   if (splits.partial_rows != nullptr) {
     work_tiles += splits.max_splits;
-    const cudaError_t error = PlanKeySplits(kv.shape.q_heads, schedule, stream);
+    const cudaError_t error = PlanKeySplits(kv.shape, schedule, stream);
     if (error != cudaSuccess) return error;
   }
   return DispatchHeadDim<32>(kv.shape.head_dim, [&]<int kHeadDim>() {

@@ -27,16 +27,21 @@ constexpr uint64_t kSplitMask = (uint64_t{1} << kRowsBit) - 1;
 // A head tile's place in [q_heads, max_tiles], its rows, key/value tiles and splits.
 struct HeadTileRange {
   int tile, head;
+  bool covered;  // by the launch behind the plan
   int64_t index;
   int rows, length, splits;
 };
 
-__device__ HeadTileRange RangeOf(const StepSchedule& schedule, int head_tile, int num_tiles) {
-  HeadTileRange range;
+__device__ HeadTileRange RangeOf(const PagedKvShape& shape, const StepSchedule& schedule,
+                                 int head_tile, int num_tiles) {
+  HeadTileRange range{};
+  range.splits = 1;
   range.head = head_tile / num_tiles;
   range.tile = head_tile % num_tiles;
-  range.index = schedule.HeadTile(range.head, range.tile);
   const RowBlock rows = schedule.tiles[range.tile];
+  range.covered = schedule.wide.Covers(rows.seq, range.head / shape.group(), shape.kv_heads);
+  if (!range.covered) return range;
+  range.index = schedule.HeadTile(range.head, range.tile);
   range.rows = rows.count;
   const int first = min(schedule.boundary[range.index], rows.position / kPageTokens) / 2;
   const int last = rows.position / kTileKeys;
@@ -47,7 +52,7 @@ __device__ HeadTileRange RangeOf(const StepSchedule& schedule, int head_tile, in
 }
 
 __global__ void __launch_bounds__(kPlanThreads)
-    PlanKeySplitsKernel(int q_heads, const StepSchedule schedule) {
+    PlanKeySplitsKernel(const PagedKvShape shape, const StepSchedule schedule) {
   __shared__ uint64_t warp_sums[kPlanThreads / kWarp];
   __shared__ int32_t num_splits, num_split_tiles;
   TriggerDependents();
@@ -56,7 +61,7 @@ __global__ void __launch_bounds__(kPlanThreads)
   const int thread = static_cast<int>(threadIdx.x);
   if (thread == 0) num_splits = num_split_tiles = 0;
   __syncthreads();
-  const int num_tiles = *schedule.num_tiles, head_tiles = num_tiles * q_heads;
+  const int num_tiles = *schedule.num_tiles, head_tiles = num_tiles * shape.q_heads;
 
   uint64_t carry = 0;
   int longest = 0;  // of the KV loops that one thread block runs, unsplit or in serial splits
@@ -64,13 +69,13 @@ __global__ void __launch_bounds__(kPlanThreads)
     const int index = base + thread;
     HeadTileRange range{};
     range.splits = 1;
-    if (index < head_tiles) range = RangeOf(schedule, index, num_tiles);
+    if (index < head_tiles) range = RangeOf(shape, schedule, index, num_tiles);
     const uint64_t rows = range.splits > 1 ? static_cast<uint64_t>(range.splits) * range.rows : 0;
     const uint64_t need = rows << kRowsBit | static_cast<uint64_t>(range.splits - 1);
     uint64_t total;
     const uint64_t end = carry + InclusiveScan<kPlanThreads>(need, warp_sums, total);
     carry += total;
-    if (index >= head_tiles) continue;
+    if (!range.covered) continue;
     const auto row_end = static_cast<int64_t>(end >> kRowsBit);
     const auto split_end = static_cast<int64_t>(end & kSplitMask);
     // Ends ascend, so the first ones fit, without gaps.
@@ -129,7 +134,6 @@ __global__ void __launch_bounds__(kMergeThreads, kMergeBlocksPerSm)
   const int items = *plan.num_split_tiles * kGroups;
   for (int item = static_cast<int>(blockIdx.x); item < items; item += static_cast<int>(gridDim.x)) {
     const SplitHeadTile head_tile = plan.split_tiles[item / kGroups];
-    if (!source.Covers(head_tile.tile, head_tile.head)) continue;
     const int count = head_tile.splits;
     PagedWork work{};
     source.PlaceWork(work, source.schedule.tiles[head_tile.tile], head_tile.head);
@@ -191,8 +195,9 @@ __global__ void __launch_bounds__(kMergeThreads, kMergeBlocksPerSm)
 
 }  // namespace
 
-cudaError_t PlanKeySplits(int q_heads, const StepSchedule& schedule, cudaStream_t stream) {
-  return Launch(PlanKeySplitsKernel, dim3(1), dim3(kPlanThreads), 0, stream, q_heads, schedule);
+cudaError_t PlanKeySplits(const PagedKvShape& shape, const StepSchedule& schedule,
+                          cudaStream_t stream) {
+  return Launch(PlanKeySplitsKernel, dim3(1), dim3(kPlanThreads), 0, stream, shape, schedule);
 }
 
 template <int kHeadDim>

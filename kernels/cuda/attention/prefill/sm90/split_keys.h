@@ -17,9 +17,11 @@ inline bool MaySplit(const BatchView& batch, const KeySplits& splits) {
   return (batch.max_tokens - 1) / kTileRows >= splits.first_split_tile;
 }
 
-// Fills schedule.key_splits for the tiles and boundaries of the layer. Both enqueue on `stream` and
-// return the launch's error.
-cudaError_t PlanKeySplits(int q_heads, const StepSchedule& schedule, cudaStream_t stream);
+// Fills schedule.key_splits for the tiles and boundaries of the layer, of the head tiles whose
+// lists schedule.wide has, so that these have all of its room. Both enqueue on `stream` and return
+// the launch's error.
+cudaError_t PlanKeySplits(const PagedKvShape& shape, const StepSchedule& schedule,
+                          cudaStream_t stream);
 
 // Outputs, and log sums if wanted, of the rows whose splits ran in parallel; additions follow the
 // order of the splits. head_dim 32, 64 or 128.

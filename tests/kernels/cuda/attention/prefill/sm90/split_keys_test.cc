@@ -150,14 +150,17 @@ void ExpectPlan(const DeviceCache& cache, const SplitSpace& space) {
   std::set<std::tuple<int, int, int>> splits;
   std::set<std::pair<int, int>> split_tiles;
   int64_t row = kSerialRows;
+  const int group = cache.options().q_heads / cache.options().kv_heads;
   for (int h = 0; h < cache.options().q_heads; ++h) {
     for (int t = 0; t < cache.num_tiles(); ++t) {
       SCOPED_TRACE("head " + std::to_string(h) + " tile " + std::to_string(t));
+      const RowBlock& rows = cache.tiles()[static_cast<size_t>(t)];
+      if (!space.schedule().wide.Covers(rows.seq, h / group, cache.options().kv_heads)) continue;
       const int count = SplitsOf(cache, space.schedule().key_splits, h, t);
       const int32_t got = partial_rows[static_cast<size_t>(h * cache.schedule().max_tiles + t)];
       ASSERT_EQ(got, count > 1 ? row : -1) << count;
       if (count == 1) continue;
-      row += int64_t{count} * cache.tiles()[static_cast<size_t>(t)].count;
+      row += int64_t{count} * rows.count;
       split_tiles.insert({h, t});
       for (int i = 1; i < count; ++i) splits.insert({h, t, i});
     }
@@ -182,7 +185,7 @@ TEST(KeySplitsTest, EarlyRowsAreNotSplitAndComeFirst) {
   const DeviceCache cache(options);
   SplitSpace space(cache, 0, 4 * kRoomyRows, 4 * kRoomySplits);
   space.schedule().key_splits.first_split_tile = 20;
-  ASSERT_EQ(PlanKeySplits(options.q_heads, space.schedule(), nullptr), cudaSuccess);
+  ASSERT_EQ(PlanKeySplits(cache.kv().shape, space.schedule(), nullptr), cudaSuccess);
   ASSERT_NO_FATAL_FAILURE(ExpectPlan(cache, space));
   EXPECT_FALSE(space.SplitsFirst());
 }
@@ -209,8 +212,24 @@ TEST(KeySplitsTest, PlanOfManyHeadTiles) {
   const DeviceCache cache(options);
   ASSERT_GT(cache.num_tiles() * options.q_heads, 1024);
   const SplitSpace space(cache, 1, 2000000, 1 << 15);
-  ASSERT_EQ(PlanKeySplits(options.q_heads, space.schedule(), nullptr), cudaSuccess);
+  ASSERT_EQ(PlanKeySplits(cache.kv().shape, space.schedule(), nullptr), cudaSuccess);
   ASSERT_NO_FATAL_FAILURE(ExpectPlan(cache, space));
+}
+
+// A launch that has the pages of some lists plans their head tiles alone, without gaps.
+TEST(KeySplitsTest, PlanOfSomeLists) {
+  const CacheOptions options = Chunks(AcpMode::kOff, 32);
+  const DeviceCache cache(options);
+  SplitSpace space(cache, 0, kRoomyRows, kRoomySplits);
+  WidePages& wide = space.schedule().wide;
+  wide.pages = 1;
+  const int lists = static_cast<int>(options.sequences.size()) * options.kv_heads, some = 5;
+  for (wide.first = 0; wide.first < lists; wide.first += some) {
+    SCOPED_TRACE(wide.first);
+    wide.end = std::min(lists, wide.first + some);
+    ASSERT_EQ(PlanKeySplits(cache.kv().shape, space.schedule(), nullptr), cudaSuccess);
+    ASSERT_NO_FATAL_FAILURE(ExpectPlan(cache, space));
+  }
 }
 
 // ---- Results.
