@@ -50,9 +50,10 @@ struct BlockWork {
     for (int t = tile; t < a.tiles; t += tile_step) {
       for (int first = first_class; first < last_class; first += kTogether) {
 #pragma unroll 1
-        for (int i = 0; i < a.class_chunks; ++i) {
+        for (int chunk = first; chunk < a.chunks; chunk += kClasses) {
+          const int last = min(chunk + kTogether, a.chunks);
 #pragma unroll 1
-          for (int k = 0; k < kTogether; k += kChunks) f(t, first + k + i * kClasses);
+          for (int c = chunk; c < last; c += kChunks) f(t, c);
         }
       }
     }
@@ -186,10 +187,12 @@ struct Reader {
     at.Advance(weights.stages);
   }
 
-  // sums[0] (or `memory`, see AddHalves) = the warpgroup's sums over kBlockClasses classes of
-  // `chunks` chunks, whose tiles have then been read. The next classes' first products run while
-  // finished classes' sums are added, but in 8 bits: there are no registers for both.
-  __device__ __forceinline__ void Multiply(int chunks, float* memory, Sums (&sums)[kBlockClasses]) {
+  // sums[0] (or `memory`, see AddHalves) = the warpgroup's sums over the kBlockClasses classes from
+  // `first_class` on, of `chunks` chunks in all, whose tiles have then been read. The next classes'
+  // first products run while finished classes' sums are added, but in 8 bits: there are no
+  // registers for both.
+  __device__ __forceinline__ void Multiply(int first_class, int chunks, float* memory,
+                                           Sums (&sums)[kBlockClasses]) {
 #pragma unroll
     for (int k = 0; k < kBlockClasses; k += kTogether) {
       if (k > 0 && kFp8) {
@@ -201,9 +204,11 @@ struct Reader {
 #pragma unroll
       for (int j = kChunks; j < kTogether; j += kChunks) Start(true, true, sums + k + j);
 #pragma unroll 1
-      for (int i = 1; i < chunks; ++i) {
+      for (int left = chunks - kClasses - first_class - k; left > 0; left -= kClasses) {
 #pragma unroll
-        for (int j = 0; j < kTogether; j += kChunks) Start(false, true, sums + k + j);
+        for (int j = 0; j < kTogether; j += kChunks) {
+          if (j == 0 || j < left) Start(false, true, sums + k + j);
+        }
       }
     }
     WgmmaWait<0>();
@@ -263,7 +268,7 @@ __device__ __forceinline__ void RunBlock(const ClusterGemmArguments& a, int bloc
 #pragma unroll 1
   for (int tile = work.tile; tile < a.tiles; tile += work.tile_step) {
     float sums[kClasses / kSplits][kSumsOfThread<kRows>];
-    reader.Multiply(a.class_chunks, tile_sums, sums);
+    reader.Multiply(first_class, a.chunks, tile_sums, sums);
     const auto& c = sums[0];
     if constexpr (kSplits == 1) {
       static_assert(!kGated && !kFp8);
@@ -331,7 +336,8 @@ int ChooseStages(bool paired, ClusterGemmArguments* a) {
   constexpr int kChunks = kTileChunks<kFp8>;
   constexpr int kStageBytes = kWeightBytes + kRows * kLineBytes * kChunks;
   constexpr int kSums = kSplits == 1 ? 0 : kRows * kSumStride * static_cast<int>(sizeof(float));
-  const int tiles = a->class_chunks * kClasses / kSplits / kChunks;  // of an output tile
+  // Of an output tile, in a block whose classes have the most chunks.
+  const int tiles = CeilDiv(a->chunks, kClasses) * kClasses / kSplits / kChunks;
   constexpr bool kBeside = kFirstInMemory<kRows, kSplits>;  // the sums, else over the rings
   const int most = paired ? kPairedBytes : kMaxBytes;
   const int room = std::min(kRingBytes, most - kAlignment - (kBeside ? kSums : 0));
@@ -447,7 +453,7 @@ cudaError_t ClusterGemm(const DeferredNorm& x, const LinearParams& params, const
   const int box_rows = std::max(8, static_cast<int>(std::bit_ceil(static_cast<unsigned>(first))));
   cudaError_t error = EncodeMatrixMap(x.rows.data, first, x.rows.cols, x.rows.row_stride, box_rows,
                                       kTileCols, &a.x_map);
-  a.class_chunks = CeilDiv(a.in, kTileCols * kClasses);
+  a.chunks = std::max(CeilDiv(a.in, kTileCols), kClasses);
   a.vectors = HasVectors(params.out);
   if (params.norm) {
     a.input_sums = x.sums;

@@ -81,8 +81,9 @@ struct ClusterGemmArguments : GemmArguments {
   // Tile t has the rows of W from t * tile_rows on for one warpgroup, and the rows half_offset
   // further down for the other: its neighbours or, if kGated, the value's rows beside the gate's.
   int tile_rows, half_offset;
-  int class_chunks;  // of a class; chunks past the last column are zeros
-  int stages;        // of both rings
+  // Of x's and W's columns, at least one of every class; columns past the last are zeros.
+  int chunks;
+  int stages;  // of both rings
   int under_way;
   // True if there are more blocks than SMs, two on each, so that one reads while the other merges.
   // Then they trigger late, because the next kernel's blocks would else take the last blocks'
