@@ -83,17 +83,21 @@ __device__ __forceinline__ void CopyWeights(const ClusterGemmArguments& a, const
   });
 }
 
-// Copies the input rows' chunks into their ring, in the order of ForEachTile. One thread. A stage's
-// first wait for `empty` returns at once: on a new barrier the phase of parity 1 has ended
-// (mbarrier.cuh).
+// Copies the input rows' chunks into their ring, in the order of ForEachTile. One thread. It waits
+// for the previous kernel only in front of the first copy, so that the code and the addresses are
+// there. A stage's first wait for `empty` returns at once: on a new barrier the phase of parity 1
+// has ended (mbarrier.cuh).
 template <int kChunks, int kTogether>
 [[maybe_unused]] __device__ __forceinline__ void CopyInputs(const ClusterGemmArguments& a,
                                                             const BlockWork& work,
                                                             const Ring& ring) {
   RingPlace at;
+  bool waited = false;
   work.ForEachTile<kChunks, kTogether>(a, [&](int, int chunk) {
     ring.empty[at.stage].Wait(at.parity ^ 1);
     ring.full[at.stage].ArriveAndExpect(static_cast<uint32_t>(ring.stage_bytes));
+    if (!waited) WaitOnDependencies();
+    waited = true;
 #pragma unroll
     for (int i = 0; i < kChunks; ++i) {
       TmaLoad2D(ring.At(at.stage) + i * (ring.stage_bytes / kChunks), &a.x_map,
@@ -253,13 +257,13 @@ __device__ __forceinline__ void RunBlock(const ClusterGemmArguments& a, int bloc
     __syncwarp();
     return;
   }
-  if (warp == kConsumerWarps<kRows> + 1) PrefetchConstants<kFp8>(a, work.tile);
-  WaitOnDependencies();
   if (warp == kConsumerWarps<kRows> + 1) {
+    PrefetchConstants<kFp8>(a, work.tile);
     if (Lane() == 0) CopyInputs<kChunks, kTogether>(a, work, inputs);
     __syncwarp();
     return;
   }
+  WaitOnDependencies();
   FindScales(a, scales);
   Reader<kRows, kSplits, kFp8> reader{weights, inputs, {}};
   // Beside the rings, or over them.
