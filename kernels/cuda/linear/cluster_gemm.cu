@@ -263,29 +263,35 @@ __device__ __forceinline__ void RunBlock(const ClusterGemmArguments& a, int bloc
     __syncwarp();
     return;
   }
-  WaitOnDependencies();
-  FindScales(a, scales);
   Reader<kRows, kSplits, kFp8> reader{weights, inputs, {}};
-  // Beside the rings, or over them.
-  float* tile_sums =
-      reinterpret_cast<float*>(kFirstInMemory<kRows, kSplits> ? inputs.At(a.stages) : aligned);
+  if constexpr (kSplits == 1) {
+    static_assert(!kGated && !kFp8);
+    WaitOnDependencies();
+    FindScales(a, scales);
 #pragma unroll 1
-  for (int tile = work.tile; tile < a.tiles; tile += work.tile_step) {
-    float sums[kClasses / kSplits][kSumsOfThread<kRows>];
-    reader.Multiply(first_class, a.chunks, tile_sums, sums);
-    const auto& c = sums[0];
-    if constexpr (kSplits == 1) {
-      static_assert(!kGated && !kFp8);
+    for (int tile = work.tile; tile < a.tiles; tile += work.tile_step) {
+      float sums[kClasses][kSumsOfThread<kRows>];
+      reader.Multiply(first_class, a.chunks, nullptr, sums);
       SyncThreads<kConsumers<kRows>>();  // the scales are there
 #pragma unroll
       for (int i = 0; i < kSumsOfThread<kRows>; ++i) {
         const SumPlace<kRows> place(i);
         if (place.n >= a.rows) continue;
-        StoreOutput(a, place.n, tile * kTileOut + place.m, __fmul_rn(c[i], scales[place.n]));
+        StoreOutput(a, place.n, tile * kTileOut + place.m, __fmul_rn(sums[0][i], scales[place.n]));
       }
-    } else {
-      MergeAndStore<kRows, kSplits, kGated, kFp8>(a, tile, tile_sums, scales, c);
     }
+  } else {  // one tile
+    ThreadOutputs<kRows, kSplits, kGated, kFp8> outputs;
+    if (outputs.kEarly) outputs.LoadConstants(a, work.tile);
+    WaitOnDependencies();
+    if (outputs.kEarly) outputs.LoadPrevious(a, work.tile);
+    FindScales(a, scales);
+    // Beside the rings, or over them.
+    float* tile_sums =
+        reinterpret_cast<float*>(kFirstInMemory<kRows, kSplits> ? inputs.At(a.stages) : aligned);
+    float sums[kClasses / kSplits][kSumsOfThread<kRows>];
+    reader.Multiply(first_class, a.chunks, tile_sums, sums);
+    MergeAndStore(a, work.tile, tile_sums, scales, sums[0], outputs);
   }
 }
 

@@ -160,8 +160,7 @@ struct Four {
   }
 };
 
-// The addends of four outputs' sums: the previous values in row n of y; below, the bias. Read while
-// the cluster's blocks wait for each other.
+// The addends of four outputs' sums: the previous values in row n of y; below, the bias.
 __device__ __forceinline__ Four PreviousOf(const ClusterGemmArguments& a, int n, int output) {
   if (!a.accumulate || n >= a.rows) return {};
   const float* y = a.y_f32 + n * a.y_stride + output;
@@ -250,59 +249,89 @@ __device__ __forceinline__ Four GatedRounded(const Four& value, const Four& gate
   return out;
 }
 
+// Which outputs of its cluster's tile a thread stores: four neighbouring ones, the same in every
+// kSplits-th row from its block's on; and what is added to their sums or multiplies them.
+template <int kRows, int kSplits, bool kGated, bool kFp8>
+struct ThreadOutputs {
+  static constexpr int kTileOutputs = kGated ? kHalfOut : kTileOut;
+  static constexpr int kRowUnits = kTileOutputs / 4;  // four outputs of a row
+  static constexpr int kUnits = kRows / kSplits * kRowUnits;
+  static constexpr int kStep = kConsumers<kRows>, kPasses = (kUnits + kStep - 1) / kStep;
+  static_assert(kStep % kRowUnits == 0);  // a thread's outputs are the same in every pass
+  // True if registers suffice to load them before the products: constants before the wait for the
+  // previous kernel, what y held right behind it. Else they are loaded while the cluster's blocks
+  // wait for each other, and may arrive after these blocks' sums.
+  static constexpr bool kEarly = kSumRegisters<kRows, kSplits, kFp8> + (kFp8 ? 24 : 0) <= 40;
+
+  Four bias, weight, row_scales, value_scales, previous[kPasses];
+
+  __device__ __forceinline__ static int Column() {
+    return static_cast<int>(threadIdx.x) % kRowUnits * 4;
+  }
+  __device__ __forceinline__ static int Row(int unit) {
+    return unit / kRowUnits * kSplits + static_cast<int>(blockIdx.x) % kSplits;
+  }
+
+  __device__ __forceinline__ void LoadConstants(const ClusterGemmArguments& a, int tile) {
+    const int output = tile * kTileOutputs + Column();
+    if constexpr (!kGated) {
+      bias = BiasOf(a, output);
+      weight = NormWeightOf(a, output);
+    }
+    row_scales = RowScalesOf<kFp8>(a, 0, output);
+    value_scales = RowScalesOf<(kFp8 && kGated)>(a, a.out, output);
+  }
+  // REQUIRES: the previous kernel has ended.
+  __device__ __forceinline__ void LoadPrevious(const ClusterGemmArguments& a, int tile) {
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const int unit = static_cast<int>(threadIdx.x) + pass * kStep;
+      if (kGated || unit >= kUnits) continue;
+      previous[pass] = PreviousOf(a, Row(unit), tile * kTileOutputs + Column());
+    }
+  }
+};
+
 // Adds the cluster's sums: every block puts its own into `sums`, where its rings were (with
 // kFirstInMemory they lie in a place of their own already), and takes every kSplits-th row of them
 // all.
 template <int kRows, int kSplits, bool kGated, bool kFp8>
 __device__ __forceinline__ void MergeAndStore(const ClusterGemmArguments& a, int tile, float* sums,
                                               const float* scales,
-                                              const float (&c)[kSumsOfThread<kRows>]) {
-  constexpr int kRowUnits = (kGated ? kHalfOut : kTileOut) / 4;  // four outputs of a row
-  constexpr int kUnits = kRows / kSplits * kRowUnits;
-  constexpr int kStep = kConsumers<kRows>, kPasses = (kUnits + kStep - 1) / kStep;
+                                              const float (&c)[kSumsOfThread<kRows>],
+                                              ThreadOutputs<kRows, kSplits, kGated, kFp8>& mine) {
+  using Outputs = ThreadOutputs<kRows, kSplits, kGated, kFp8>;
   if constexpr (!kFirstInMemory<kRows, kSplits>) {
     SyncThreads<kConsumers<kRows>>();  // all have read the rings
 #pragma unroll
     for (int i = 0; i < kSumsOfThread<kRows>; ++i) sums[SumPlace<kRows>(i).Offset()] = c[i];
   }
   ArriveReleasingShared();
-  const int rank = static_cast<int>(blockIdx.x) % kSplits;
-  const auto row = [rank](int unit) { return unit / kRowUnits * kSplits + rank; };
-  static_assert(kStep % kRowUnits == 0);  // a thread's outputs are the same in every pass
-  const int column = static_cast<int>(threadIdx.x) % kRowUnits * 4;
-  const int output = tile * (kGated ? kHalfOut : kTileOut) + column;
-  const Four bias = kGated ? Four() : BiasOf(a, output);
-  const Four weight = kGated ? Four() : NormWeightOf(a, output);
-  const Four row_scales = RowScalesOf<kFp8>(a, 0, output);
-  const Four value_scales = RowScalesOf<(kFp8 && kGated)>(a, a.out, output);
-  Four previous[kPasses];
-#pragma unroll
-  for (int pass = 0; pass < kPasses; ++pass) {
-    const int unit = static_cast<int>(threadIdx.x) + pass * kStep;
-    if (kGated || unit >= kUnits) continue;
-    previous[pass] = PreviousOf(a, row(unit), output);
+  if (!Outputs::kEarly) {
+    mine.LoadConstants(a, tile);
+    mine.LoadPrevious(a, tile);
   }
+  const int column = Outputs::Column(), output = tile * Outputs::kTileOutputs + column;
   WaitForCluster();
   const int thread = OpaqueThreadIdx();  // no addresses are kept from the loads above
 #pragma unroll
-  for (int pass = 0; pass < kPasses; ++pass) {
-    const int unit = thread + pass * kStep;
-    if (unit >= kUnits || row(unit) >= a.rows) continue;
-    const float* at = sums + row(unit) * kSumStride + column;
-    const float scale = scales[row(unit)];
+  for (int pass = 0; pass < Outputs::kPasses; ++pass) {
+    const int unit = thread + pass * Outputs::kStep, row = Outputs::Row(unit);
+    if (unit >= Outputs::kUnits || row >= a.rows) continue;
+    const float* at = sums + row * kSumStride + column;
+    const float scale = scales[row];
     const auto scaled = [scale](const Four& sum, const Four& of_rows) {
       return (kFp8 ? sum.Times(of_rows) : sum).Times(scale);
     };
-    Four total = scaled(SumOfBlocks<kSplits>(at), row_scales);
+    Four total = scaled(SumOfBlocks<kSplits>(at), mine.row_scales);
     if constexpr (kGated) {
-      const Four value = scaled(SumOfBlocks<kSplits>(at + kHalfOut), value_scales);
+      const Four value = scaled(SumOfBlocks<kSplits>(at + kHalfOut), mine.value_scales);
       total = GatedRounded(value, total, a.act);
     }
-    const Four value = StoreFour(a, row(unit), output, total, previous[pass], bias);
+    const Four value = StoreFour(a, row, output, total, mine.previous[pass], mine.bias);
     if (kGated || a.normed == nullptr) continue;  // a warp has a row's tile
-    DeferColumns(value.Vector(), weight.Vector(), output < a.out,
-                 a.normed + row(unit) * a.normed_stride + output,
-                 a.output_sums + row(unit) * a.tiles + tile);
+    DeferColumns(value.Vector(), mine.weight.Vector(), output < a.out,
+                 a.normed + row * a.normed_stride + output, a.output_sums + row * a.tiles + tile);
   }
   // Waits until the other blocks have read this block's sums, which their stored outputs needed.
   ArriveAtClusterRelaxed();
