@@ -185,7 +185,7 @@ def decode_under_limits(bench: Bench) -> Part:
     return memory_parts.together(*(
         bench.fox_bench("decode --contexts 16384 --batch-sizes 1 --modes off,certified "
                         f"--chunk 16384 --max-model-len {limit}", 60, bench="decode_under_limit",
-                        max_model_len=limit) for limit in (20480, 1048576)))
+                        max_model_len=limit) for limit in (20480, judge.LONGEST)))
 
 
 def serve(bench: Bench) -> Part:
@@ -196,10 +196,10 @@ def serve(bench: Bench) -> Part:
 
 
 def million(what: str = "bf16", **marks: Any) -> Callable[[Bench], Part]:
-    """One prompt of 1,048,576 tokens and its answer on a server whose `what` is in 8 bits."""
+    """The longest prompt and its answer on a server whose `what` is in 8 bits."""
     def part(bench: Bench) -> Part:
-        prompt, answer = judge.MILLION, 128
-        with bench.server("--max-model-len", str(prompt + answer),
+        prompt, answer = judge.LONGEST_PROMPT, judge.LONGEST - judge.LONGEST_PROMPT
+        with bench.server("--max-model-len", str(judge.LONGEST),
                           *judge.EIGHT_BITS[what].split()) as server:
             return bench.fox_bench(f"serve --target {server.address} --rates 1 --requests 1 "
                                    f"--prompt-tokens {prompt} --output-tokens {answer}", 60,

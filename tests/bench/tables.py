@@ -62,12 +62,12 @@ def serving(m: Measurements) -> Iterator[str]:
     for case in lengths:
         yield from line(f"KV of one sequence at {case['length'] // 1024}k, GB",
                         [m.value("live_bytes", acp=acp, **case) for acp in MODES], scale=1e-9)
-    served = m.find(bench="serve", prompt_tokens=judge.MILLION, completed=1)
+    served = m.find(bench="serve", prompt_tokens=judge.LONGEST_PROMPT, completed=1)
     for what, value, scale in (
             ("to the first token", served.get("time_to_first_token", {}).get("p50"), 1e3),
             ("a token behind it", judge.seconds_of_a_token(served), 1e3),
             ("its KV at most, GB", served.get("most_kept_bytes"), 1e-9)):
-        yield from line(f"one prompt of {judge.MILLION:,} tokens, {what}", [None, None, value],
+        yield from line(f"one prompt of {judge.LONGEST_PROMPT:,} tokens, {what}", [None, None, value],
                         scale=scale)
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import unittest
 
 import gpu_bench
@@ -14,7 +15,7 @@ import tables
 
 # Rows that no GPU has measured yet, by their names. Those of foxify-scale need four GPUs, whose
 # earlier paces are withdrawn (the JSON's "withdrawn").
-UNMEASURED = {"serving": ("one prompt of 1048576 tokens, to its first token, pages in 8 bits over bf16",), "foxify-scale": (
+UNMEASURED = {"foxify-scale": (
     "foxify Qwen/Qwen3-8B, tokens/s of 4 GPUs over one",
     "foxify Qwen/Qwen3-32B sharded over 4 GPUs: tokens/s of one")}
 
@@ -31,6 +32,11 @@ class TablesTest(unittest.TestCase):
     def test_the_readme_shows_the_committed_measurements(self) -> None:
         text = tables.README.read_text(encoding="utf-8")
         self.assertEqual(tables.rewritten(text), text)
+
+    def test_a_server_with_pruning_takes_the_longest_sequence_and_no_longer_one(self) -> None:
+        text = (gpu_bench.gpu_build.ROOT / "engine/engine_factory.cc").read_text(encoding="utf-8")
+        shift, = re.findall(r"kMaxPrunedLen = int64_t\{1\} << (\d+)", text)
+        self.assertEqual(judge.LONGEST, 1 << int(shift))
 
     def test_kvpress_stands_beside_foxserve(self) -> None:
         rows = [{"bench": "evaluate", "of": "fox", "first": first, "row": f"{task}@4096",

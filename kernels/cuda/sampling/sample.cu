@@ -402,7 +402,7 @@ __global__ void __launch_bounds__(kSetThreads, 1)
 
 // As many blocks per row as run at once; the result does not depend on it.
 int BlocksPerRow(int64_t rows) {
-  constexpr int64_t kBlocksAtOnce = 128;  // of the smallest device with clusters, about
+  constexpr int64_t kBlocksAtOnce = 200;  // of the smallest device with clusters, two an SM, about
   const bool has_clusters = HasSm90Code(KernelAddress(SampleKernel<kMaxBlocks>));
   if (!has_clusters || rows * 2 > kBlocksAtOnce) return 1;
   if (rows * 4 > kBlocksAtOnce) return 2;
