@@ -67,8 +67,8 @@ def serving(m: Measurements) -> Iterator[str]:
             ("to the first token", served.get("time_to_first_token", {}).get("p50"), 1e3),
             ("a token behind it", judge.seconds_of_a_token(served), 1e3),
             ("its KV at most, GB", served.get("most_kept_bytes"), 1e-9)):
-        yield from line(f"one prompt of {judge.LONGEST_PROMPT:,} tokens, {what}", [None, None, value],
-                        scale=scale)
+        yield from line(f"one prompt of {judge.LONGEST_PROMPT:,} tokens, {what}",
+                        [None, None, value], scale=scale)
 
 
 def training(m: Measurements) -> Iterator[str]:

@@ -28,7 +28,7 @@ AMOUNTS: tuple[tuple[str, Callable[[str], object], Callable[[str], int], int], .
     ("lines of models/fox_model.cc", lambda path: path == "models/fox_model.cc",
      lambda text: text.count("\n"), 165),
     ("lines of kernels/cuda/linear", lambda path: path.startswith("kernels/cuda/linear/"),
-     lambda text: text.count("\n"), 3_870),  # (2,600)
+     lambda text: text.count("\n"), 3_920),  # (2,600)
     ("lines of engine/schedule, without blanks and comments",
      lambda path: path.startswith("engine/schedule/"),
      lambda text: len(re.findall(r"(?m)^[ \t]*(?!//)[^ \t\n]", text)), 2_300),  # (2,000)
