@@ -31,9 +31,10 @@ Buffer DeviceBuffer(cuda::DeviceError& device_error, size_t bytes, cudaStream_t 
   return {data, bytes, [](void* at, size_t) { cudaFree(at); }};
 }
 
-// Attention widens pages of 8 bits in this part of the device's memory, some lists at a time: on an
-// H200 four of a million tokens (heads of 64). The more lists, the fewer launches.
-constexpr int64_t kWideShare = 128;
+// Attention widens pages of 8 bits in this part of the device's memory, but in no less than
+// kLeastWideBytes, some lists at a time: on an H200 four of a million tokens (heads of 64). The
+// more lists, the fewer launches.
+constexpr int64_t kWideShare = 128, kLeastWideBytes = int64_t{256} << 20;
 
 // Attention of the prefill rows.
 cudaError_t Prefill(const CudaState& state, const BatchView& batch, const AttentionParams& params,
@@ -110,7 +111,8 @@ std::unique_ptr<CudaOps> CudaOps::Create(const CudaOptions& options, std::string
   }
   auto state = std::make_unique<CudaState>(options.overlap);
   state->name = properties.name;
-  state->wide_bytes = static_cast<int64_t>(properties.totalGlobalMem) / kWideShare;
+  state->wide_bytes =
+      std::max(static_cast<int64_t>(properties.totalGlobalMem) / kWideShare, kLeastWideBytes);
   state->hopper = properties.major == 9 && !options.portable && cuda::HasPrefillSm90();
   if (!state->device_error.ok()) {
     *error = state->device_error.text();

@@ -1,4 +1,4 @@
-// The plan of splits over keys, one block for all head tiles of a layer, and their merge, a few
+// The plan of splits over keys, one block for all head tiles of a launch, and their merge, a few
 // threads per row. See split_keys.h.
 #include <cuda_bf16.h>
 
