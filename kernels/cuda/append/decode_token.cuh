@@ -154,9 +154,10 @@ __device__ __forceinline__ RowPlace PlaceOf(const AppendParams& params, const To
   if (shift_column >= 0) place.shift = row + shift_column + token.kv_head;
   return place;
 }
-// Logits not by __ldcg, which for bf16 is not volatile: the compiler may move it before the wait.
+// Not by __ldcg: CUDA does not promise that the compiler leaves it behind the wait, and that of
+// bf16 it may move.
 __device__ __forceinline__ RowInput LoadInput(const RowPlace& place) {
-  return {__ldcg(place.now), LoadCoherent(place.shift), LoadCoherent(place.gate)};
+  return {LoadCoherent(place.now), LoadCoherent(place.shift), LoadCoherent(place.gate)};
 }
 
 // Bypasses the first-level cache: may be called before WaitOnDependencies() where
@@ -240,7 +241,7 @@ __device__ __forceinline__ void AddRowsBefore(const AppendParams& params, const 
   }
   if (!shifts) return;
   const auto* now = reinterpret_cast<const __nv_bfloat16*>(place.now);
-  state.before = Widen(__ldcg(reinterpret_cast<const uint4*>(now - stride)));
+  state.before = Widen(LoadCoherent(reinterpret_cast<const uint4*>(now - stride)));
 }
 
 }  // namespace fox::cuda::append_decode

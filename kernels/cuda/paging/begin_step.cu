@@ -275,7 +275,7 @@ __global__ void __launch_bounds__(kSplitThreads)
     SetOwnPage(kv, &start);
     starts[b] = start;
   }
-  // From the last thread on, which has no block to plan.
+  // From the last thread on, which seldom has a block to plan.
   SeqHead* seq_heads = schedule.SeqHeads(layer);
   for (int i = kSplitThreads - 1 - static_cast<int>(threadIdx.x); i < planned.seq_heads;
        i += kSplitThreads) {

@@ -45,7 +45,7 @@ namespace fox::cuda {
 // Dynamic shared memory of a block. An SM divides its memory between shared memory and L1 in one
 // way at a time and has to be empty to change it: kernels that are to overlap on it must all ask
 // for the largest share, even if they use less: from BeginStep to Sample all do, in steps of up to
-// kOverlapRows rows.
+// kOverlapRows rows, all of which decode.
 struct SmemConfig {
   SmemConfig(size_t size, bool prefer_max = false)  // NOLINT: a size is enough for most
       : bytes(size), prefer_max_carveout(prefer_max) {}
