@@ -41,7 +41,9 @@ __device__ __forceinline__ void StoreGate(const Token& token, const Outputs& to,
   *to.c = gate.c;
 }
 
-// The lane's part. What the model does not have is skipped by branches of the whole grid.
+// Appends the lane's part of the row: shifts, normalizes and rotates it, and stores it if `stores`.
+// The whole grid takes the same branches around the operations that the model lacks, so that their
+// instructions are not fetched.
 template <int kHeadDim, typename Part>
 __device__ __forceinline__ void AppendRow(const AppendParams& params, int part,
                                           const RowInput& input, const State& state,

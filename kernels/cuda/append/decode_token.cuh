@@ -1,5 +1,6 @@
-// What a lane of AppendDecodeKernel reads and writes of its token: the parts, where they come from
-// and go, and the state before it.
+// A lane of AppendDecodeKernel processes a part of one token's row. This file has the parts, their
+// addresses in the projection and in the pages, and the loads of the sequence's state before the
+// token.
 #pragma once
 
 #include <cstddef>
@@ -154,8 +155,8 @@ __device__ __forceinline__ RowPlace PlaceOf(const AppendParams& params, const To
   if (shift_column >= 0) place.shift = row + shift_column + token.kv_head;
   return place;
 }
-// Not by __ldcg: CUDA does not promise that the compiler leaves it behind the wait, and that of
-// bf16 it may move.
+// Loads the lane's input behind the wait. LoadCoherent is volatile; the compiler may move CUDA's
+// __ldcg in front of the wait, and does so with that of bf16.
 __device__ __forceinline__ RowInput LoadInput(const RowPlace& place) {
   return {LoadCoherent(place.now), LoadCoherent(place.shift), LoadCoherent(place.gate)};
 }

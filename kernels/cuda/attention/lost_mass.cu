@@ -87,14 +87,14 @@ __device__ double EvictedBefore(const Arguments& a, const RowBlock& rows, bool e
                       index];
 }
 
-// By batch row, q_heads apart, of head `index` of all layers.
+// The log sums and scales of head `index` of all layers: row r of the batch is r * q_heads further.
 __device__ const float2* RowSumsOf(const Arguments& a, int index) {
   const int q_heads = a.kv.shape.q_heads;
   return reinterpret_cast<const float2*>(a.schedule.RowSums(index / q_heads, q_heads)) +
          index % q_heads;
 }
 
-// By head of all layers.
+// The bounds on |q| |k|, or else on logits, of each head of all layers.
 __device__ const double* MaxProducts(const Arguments& a) {
   return a.params.max_norm_product != nullptr ? a.params.max_norm_product
                                               : a.params.max_logit_bound;
@@ -141,8 +141,9 @@ __device__ void AddRow(const Arguments& a, const HeadTerms& terms, float2 sum, f
   lost->Add(log_mass, log_shift);
 }
 
-// Of a decode row, by all threads; the result is in the first one. Waits for the kernels in front;
-// what they do not write is read before, and the rest brought into the L2.
+// The lost mass of a decode row, by all threads; the result is in the first one. Before it waits
+// for the kernels in front, it reads the batch, which they do not write, and brings evicted masses
+// and bounds into the L2, from which the step's weights have evicted them.
 __device__ LostMass DecodeLostMass(const Arguments& a, int seq) {
   __shared__ Lost warps[kThreads / kWarp];
   const SequenceRows row = RowsOf(a.batch, seq);
@@ -173,8 +174,8 @@ __device__ LostMass DecodeLostMass(const Arguments& a, int seq) {
   return BlockSum(lost, warps);
 }
 
-// Of rows [first, end) of `rows`, as above, behind the wait. `begin`: position of the sequence's
-// first row in the step.
+// The lost mass of rows [first, end) of `rows`, by all threads; the result is in the first one.
+// Called behind the wait. `begin`: position of the sequence's first row in the step.
 __device__ LostMass PrefillLostMass(const Arguments& a, const RowBlock& rows, int begin, int first,
                                     int end) {
   __shared__ HeadTerms terms[kThreads];

@@ -249,8 +249,9 @@ __device__ __forceinline__ Four GatedRounded(const Four& value, const Four& gate
   return out;
 }
 
-// Which outputs of its cluster's tile a thread stores: four neighbouring ones, the same in every
-// kSplits-th row from its block's on; and what is added to their sums or multiplies them.
+// The outputs of its cluster's tile that a thread stores: four neighbouring columns, the same ones
+// in every kSplits-th row from its block's on. The struct has the addends and factors of their
+// sums: bias, previous values of y, the next norm's weights and the scales of W's rows.
 template <int kRows, int kSplits, bool kGated, bool kFp8>
 struct ThreadOutputs {
   static constexpr int kTileOutputs = kGated ? kHalfOut : kTileOut;

@@ -167,7 +167,8 @@ __device__ BlockStart Completed(BlockStart start, const PagedKv& kv, const SeqHe
   return start;
 }
 
-// The same without the row's own page; behind the wait.
+// Sets the row's own page in a start that is Completed, behind the wait, when BeginStepKernel has
+// taken it.
 __device__ void SetOwnPage(const PagedKv& kv, BlockStart* start) {
   if (start->first == start->last) return;
   SeqHead& seq_head = start->seq_head;

@@ -67,7 +67,7 @@ __device__ __forceinline__ int32_t GroupOf(const Row& row, int turn) {
   return row.begin + (turn * kWarps + Warp()) * kRaceGroup;
 }
 
-// What the race adds to a lane's logits of a group.
+// The noise of a lane's ids of a group: the race adds it to their logits.
 struct GroupNoise {
   float of[kEach];
 };
@@ -312,6 +312,7 @@ __global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kThreads, 2)
   __shared__ Shared shared;
   TriggerDependents();
   const int64_t index = blockIdx.x / kBlocks;
+  // Later calls that need most of the row read params.rows again, to leave its registers free.
   const SampleRow how = LoadRow(params.rows + index);
   Row row = RowOf<kBlocks>(params.logits, id_bits, fixed_point_one, shared);
   const bool races = how.temperature > 0.0f;

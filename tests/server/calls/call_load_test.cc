@@ -126,8 +126,9 @@ TEST_F(ManyCallsTest, AnOpenCallTakesLittleMemory) {
   StartAll(kCalls, 100);
   while (test_.core->admission().queued() > 0) std::this_thread::yield();
   // The test weighs the calls in the engine's second step, before which the engine's thread has
-  // taken all of them: a taken call needs a third more memory than one that waits for this thread,
-  // and how many the first step finds depends on the machine's load.
+  // taken all of them. A call that the engine's thread has taken needs a third more memory than one
+  // that waits to be taken, and the number of calls that the first step finds depends on the
+  // machine's load.
   const auto wait_until = [&](bool waits) {
     while (test_.script->step_waits != waits) std::this_thread::yield();
   };
