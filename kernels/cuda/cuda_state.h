@@ -11,6 +11,7 @@
 
 #include "kernels/core/buffer.h"
 #include "kernels/cuda/linear/linear.h"
+#include "kernels/cuda/runtime/beside_stream.h"
 #include "kernels/cuda/runtime/cuda_queue.h"
 #include "kernels/cuda/runtime/launch.h"
 #include "kernels/cuda/runtime/step_schedule.h"
@@ -57,7 +58,7 @@ class UnfinishedWrites {
 
 struct CudaState {
   // `overlaps` false: no kernel starts before the previous one has ended.
-  explicit CudaState(bool overlaps) : queue(device_error) {
+  explicit CudaState(bool overlaps) : queue(device_error), overlaps(overlaps) {
     if (!overlaps) cuda::AllowOverlap(queue.cuda_stream(), false);
   }
   ~CudaState() { cuda::AllowOverlap(queue.cuda_stream(), true); }
@@ -81,14 +82,25 @@ struct CudaState {
     return static_cast<int>(batch.num_rows / cuda::kTileRows + 2 * batch.num_seqs);
   }
 
+  // True if the batch's decode attention runs beside the kernels of its prompts. Then it has a
+  // block less on each SM, to leave them room, so it needs several.
+  bool AttendsBeside(const BatchView& batch) const {
+    constexpr int kLeastBlocks = 3;
+    return overlaps && batch.num_decodes > 0 && !batch.all_decodes() &&
+           resident_blocks > kLeastBlocks * multiprocessors;
+  }
+
   cuda::DeviceError device_error;
   cuda::CudaQueue queue;
+  const bool overlaps;
+  cuda::BesideStream beside{device_error};
   std::string name;
   bool hopper = false;
   cuda::LinearEngine linear;
   UnfinishedWrites unfinished;
   std::vector<Buffer> buffers;  // memory that `schedule` points into
   cuda::StepSchedule schedule;
+  int multiprocessors = 0;
   int resident_blocks = 0;  // cuda::DecodeBlocks
   int64_t wide_bytes = 0;   // for schedule.wide
 };
