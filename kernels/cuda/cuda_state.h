@@ -57,9 +57,9 @@ class UnfinishedWrites {
 };
 
 struct CudaState {
-  // `overlaps` false: no kernel starts before the previous one has ended.
-  explicit CudaState(bool overlaps) : queue(device_error), overlaps(overlaps) {
-    if (!overlaps) cuda::AllowOverlap(queue.cuda_stream(), false);
+  // `may_overlap` false: no kernel starts before the previous one has ended.
+  explicit CudaState(bool may_overlap) : queue(device_error), overlaps(may_overlap) {
+    if (!may_overlap) cuda::AllowOverlap(queue.cuda_stream(), false);
   }
   ~CudaState() { cuda::AllowOverlap(queue.cuda_stream(), true); }
   CudaState(const CudaState&) = delete;
