@@ -356,6 +356,7 @@ void CudaOps::Attention(const BatchView& batch, const AttentionParams& params, c
   if (beside) {
     state_->Enqueue("wait for single rows", stream,
                     [&](cudaStream_t on) { return state_->beside.Join(on); });
+    state_->joined = true;
   } else if (batch.num_decodes > 0) {
     state_->Enqueue("attend, single rows", stream, decode);
   }

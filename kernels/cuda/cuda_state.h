@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/core/buffer.h"
@@ -71,10 +72,13 @@ struct CudaState {
   template <typename Launch>
   void Enqueue(const char* what, Stream stream, const Launch& launch) {
     unfinished = {};
+    const bool behind_join = std::exchange(joined, false);
     if (!device_error.ok()) return;
     const NvtxRange range(what);
-    device_error.Check(
-        launch(stream == nullptr ? queue.cuda_stream() : static_cast<cudaStream_t>(stream)), what);
+    const auto on = stream == nullptr ? queue.cuda_stream() : static_cast<cudaStream_t>(stream);
+    if (behind_join) cuda::AllowOverlap(on, false);
+    device_error.Check(launch(on), what);
+    if (behind_join) cuda::AllowOverlap(on, true);
   }
 
   // Upper bound on the attention tiles of a batch, known to the host.
@@ -94,6 +98,10 @@ struct CudaState {
   cuda::CudaQueue queue;
   const bool overlaps;
   cuda::BesideStream beside{device_error};
+  // The next operation is the first behind beside.Join. It does not overlap with what is in front
+  // of it: prefill rows' kernels, which trigger before their wait, would let it start while others
+  // before them still run (launch.h says what that did to a product).
+  bool joined = false;
   std::string name;
   bool hopper = false;
   cuda::LinearEngine linear;

@@ -8,8 +8,7 @@
 
 namespace fox::cuda {
 
-// One thread. Calls return the first error. Streams may be capturing a graph: what runs beside
-// joins it.
+// One thread. Calls return the first error.
 class BesideStream {
  public:
   explicit BesideStream(DeviceError& device_error) {

@@ -303,8 +303,9 @@ __device__ __forceinline__ void PrefetchLogits(const Row& row) {
 // True for the key of a token.
 __device__ __forceinline__ bool IsKey(uint64_t key) { return key != 0 && key != kNotFinite; }
 
-// Two blocks fit an SM. If each took one, the parts of the device, in which clusters lie, might hold
-// fewer blocks than BlocksPerRow counts on, and the last cluster would start when the first ends.
+// Two blocks fit an SM. If each took one, the parts of the device, in which clusters lie, might
+// hold fewer blocks than BlocksPerRow counts on, and the last cluster would start when the first
+// ends.
 template <int kBlocks>
 __global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kThreads, 2)
     SampleKernel(const __grid_constant__ SampleParams params, int id_bits, float fixed_point_one) {

@@ -63,6 +63,8 @@ class ChunkRun {
     ops_->Reserve({.shape = kv_.view.shape,
                    .max_rows = c.prompt + kSlots * kNeighbourTokens,
                    .max_seqs = kSlots});
+    const BatchView mixed{.num_seqs = 2, .num_rows = 3, .num_decodes = 1};
+    EXPECT_EQ(ops_->state().AttendsBeside(mixed), c.kv_heads == 6);
     fox::testing::RunOptions run_options;
     run_options.acp = c.acp;
     // Without norms the bound on keys is some dense matrix, which bounds nothing; that does not
