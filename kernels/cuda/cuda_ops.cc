@@ -111,6 +111,7 @@ std::unique_ptr<CudaOps> CudaOps::Create(const CudaOptions& options, std::string
   }
   auto state = std::make_unique<CudaState>(options.overlap);
   state->name = properties.name;
+  state->multiprocessors = properties.multiProcessorCount;
   state->wide_bytes =
       std::max(static_cast<int64_t>(properties.totalGlobalMem) / kWideShare, kLeastWideBytes);
   state->hopper = properties.major == 9 && !options.portable && cuda::HasPrefillSm90();
@@ -284,6 +285,8 @@ void CudaOps::BeginStep(const BatchView& batch, const PagedKv& kv, Stream stream
   schedule.decode_blocks = schedule.by_clusters
                                ? batch.num_seqs * kv.shape.q_heads * cuda::kClusterBlocks
                                : state_->resident_blocks;
+  if (state_->AttendsBeside(batch)) schedule.decode_blocks -= state_->multiprocessors;
+  state_->beside.Forget();
   state_->Enqueue("begin a step", stream,
                   [&](cudaStream_t on) { return cuda::BeginStep(batch, kv, schedule, on); });
 }
@@ -323,8 +326,10 @@ void CudaOps::Append(const BatchView& batch, const AppendParams& params, const P
   // blocks would otherwise stand in the way of the products before.
   const bool reads_early = !before.MayTouch(state) && !before.MayTouch(kv.keys);
   const bool triggers_early = reads_early && state_->linear.triggers_late();
+  cuda::BesideStream* beside = state_->AttendsBeside(batch) ? &state_->beside : nullptr;
   state_->Enqueue("append", stream, [&](cudaStream_t on) {
-    return cuda::Append(batch, params, kv, state_->schedule, {reads_early, triggers_early}, on);
+    return cuda::Append(batch, params, kv, state_->schedule, {reads_early, triggers_early}, on,
+                        beside);
   });
   if (!batch.all_decodes()) return;
   state_->unfinished =
@@ -334,16 +339,27 @@ void CudaOps::Append(const BatchView& batch, const AppendParams& params, const P
 void CudaOps::Attention(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,
                         Stream stream) {
   FOX_CHECK(batch.num_rows <= params.q.rows && batch.num_rows <= params.out.rows);
-  if (batch.num_rows > batch.num_seqs) {
+  const UnfinishedWrites before = state_->unfinished;
+  const bool reads_early = batch.all_decodes() && !before.MayTouch(kv.keys);
+  const auto decode = [&](cudaStream_t on) {
+    return cuda::DecodeAttention(batch, params, kv, state_->schedule, reads_early, on);
+  };
+  const bool beside = state_->AttendsBeside(batch);
+  if (beside) {
+    state_->Enqueue("attend, single rows", stream,
+                    [&](cudaStream_t on) { return state_->beside.Run(on, decode); });
+  }
+  if (!batch.all_decodes()) {
     state_->Enqueue("attend, chunks", stream,
                     [&](cudaStream_t on) { return Prefill(*state_, batch, params, kv, on); });
   }
-  if (batch.num_decodes == 0) return;
-  const UnfinishedWrites before = state_->unfinished;
-  const bool reads_early = !before.MayTouch(kv.keys);
-  state_->Enqueue("attend, single rows", stream, [&](cudaStream_t on) {
-    return cuda::DecodeAttention(batch, params, kv, state_->schedule, reads_early, on);
-  });
+  if (beside) {
+    state_->Enqueue("wait for single rows", stream,
+                    [&](cudaStream_t on) { return state_->beside.Join(on); });
+    state_->joined = true;
+  } else if (batch.num_decodes > 0) {
+    state_->Enqueue("attend, single rows", stream, decode);
+  }
   if (batch.all_decodes()) state_->unfinished = before.With(params.out.data);
 }
 

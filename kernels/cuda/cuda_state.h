@@ -7,10 +7,12 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/core/buffer.h"
 #include "kernels/cuda/linear/linear.h"
+#include "kernels/cuda/runtime/beside_stream.h"
 #include "kernels/cuda/runtime/cuda_queue.h"
 #include "kernels/cuda/runtime/launch.h"
 #include "kernels/cuda/runtime/step_schedule.h"
@@ -56,9 +58,9 @@ class UnfinishedWrites {
 };
 
 struct CudaState {
-  // `overlaps` false: no kernel starts before the previous one has ended.
-  explicit CudaState(bool overlaps) : queue(device_error) {
-    if (!overlaps) cuda::AllowOverlap(queue.cuda_stream(), false);
+  // `may_overlap` false: no kernel starts before the previous one has ended.
+  explicit CudaState(bool may_overlap) : queue(device_error), overlaps(may_overlap) {
+    if (!may_overlap) cuda::AllowOverlap(queue.cuda_stream(), false);
   }
   ~CudaState() { cuda::AllowOverlap(queue.cuda_stream(), true); }
   CudaState(const CudaState&) = delete;
@@ -70,10 +72,13 @@ struct CudaState {
   template <typename Launch>
   void Enqueue(const char* what, Stream stream, const Launch& launch) {
     unfinished = {};
+    const bool behind_join = std::exchange(joined, false);
     if (!device_error.ok()) return;
     const NvtxRange range(what);
-    device_error.Check(
-        launch(stream == nullptr ? queue.cuda_stream() : static_cast<cudaStream_t>(stream)), what);
+    const auto on = stream == nullptr ? queue.cuda_stream() : static_cast<cudaStream_t>(stream);
+    if (behind_join) cuda::AllowOverlap(on, false);
+    device_error.Check(launch(on), what);
+    if (behind_join) cuda::AllowOverlap(on, true);
   }
 
   // Upper bound on the attention tiles of a batch, known to the host.
@@ -81,14 +86,29 @@ struct CudaState {
     return static_cast<int>(batch.num_rows / cuda::kTileRows + 2 * batch.num_seqs);
   }
 
+  // True if the batch's decode attention runs beside the kernels of its prompts. Then it has a
+  // block less on each SM, to leave them room, so it needs several.
+  bool AttendsBeside(const BatchView& batch) const {
+    constexpr int kLeastBlocks = 3;
+    return overlaps && batch.num_decodes > 0 && !batch.all_decodes() &&
+           resident_blocks > kLeastBlocks * multiprocessors;
+  }
+
   cuda::DeviceError device_error;
   cuda::CudaQueue queue;
+  const bool overlaps;
+  cuda::BesideStream beside{device_error};
+  // The next operation is the first behind beside.Join. It does not overlap with what is in front
+  // of it: prefill rows' kernels, which trigger before their wait, would let it start while others
+  // before them still run (launch.h says what that did to a product).
+  bool joined = false;
   std::string name;
   bool hopper = false;
   cuda::LinearEngine linear;
   UnfinishedWrites unfinished;
   std::vector<Buffer> buffers;  // memory that `schedule` points into
   cuda::StepSchedule schedule;
+  int multiprocessors = 0;
   int resident_blocks = 0;  // cuda::DecodeBlocks
   int64_t wide_bytes = 0;   // for schedule.wide
 };

@@ -3,12 +3,13 @@
 // own order of sums.
 #include "kernels/core/check.h"
 #include "kernels/cuda/append/append.h"
+#include "kernels/cuda/runtime/beside_stream.h"
 
 namespace fox::cuda {
 
 cudaError_t Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
-                   const StepSchedule& schedule, const AppendOverlap& overlap,
-                   cudaStream_t stream) {
+                   const StepSchedule& schedule, const AppendOverlap& overlap, cudaStream_t stream,
+                   BesideStream* beside) {
   if (batch.num_seqs == 0) return cudaSuccess;
   const MatrixView& projection = params.projection;
   FOX_CHECK(projection.dtype == DType::kBF16 &&
@@ -27,6 +28,8 @@ cudaError_t Append(const BatchView& batch, const AppendParams& params, const Pag
     decodes.num_rows = batch.num_decodes;
     const cudaError_t decoded = AppendDecode(decodes, params, kv, {}, stream);
     if (decoded != cudaSuccess) return decoded;
+    const cudaError_t marked = beside == nullptr ? cudaSuccess : beside->Mark(stream);
+    if (marked != cudaSuccess) return marked;
   }
   const cudaError_t projected = ProjectBlocks(batch, params, kv, schedule, stream);
   if (projected != cudaSuccess) return projected;

@@ -10,6 +10,8 @@
 
 namespace fox::cuda {
 
+class BesideStream;
+
 // What decode rows may do while earlier kernels still run (launch.h).
 struct AppendOverlap {
   // No kernel that has not ended when this one starts writes the sequences' lists, or the layer's
@@ -22,8 +24,10 @@ struct AppendOverlap {
 // projection: bf16, q columns rewritten in place; norms and biases float32, norms not beside caps;
 // pages bf16 or e4m3, [64, head_dim]; last_k, last_v hold the raw last rows, float32. head_dim 16,
 // 32, 64 or 128. After BeginStep of the same batch. Enqueues on `stream`; gives the launch's error.
+// `beside`: gets a mark behind the decode rows' kernel, in front of the prefill rows'; null: none.
 cudaError_t Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
-                   const StepSchedule& schedule, const AppendOverlap& overlap, cudaStream_t stream);
+                   const StepSchedule& schedule, const AppendOverlap& overlap, cudaStream_t stream,
+                   BesideStream* beside = nullptr);
 
 // Append's two ways, between which append.cu chooses. For decode rows one kernel: REQUIRES num_rows
 // == num_seqs.

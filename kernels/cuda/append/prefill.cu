@@ -287,8 +287,8 @@ __device__ __forceinline__ void WriteRecord(const AppendParams& params, const Pa
   }
 }
 
-// One thread block per row block and kv head. kGeneralBound: any bound, and rotation; else only a
-// diagonal bound.
+// One thread block per kv head and row block, from the last one on. kGeneralBound: any bound, and
+// rotation; else only a diagonal bound.
 template <int kHeadDim, bool kGeneralBound, typename Part>
 __global__ void __launch_bounds__(kThreads, kMinBlocks<kHeadDim, kGeneralBound, Part>)
     ProjectBlocksKernel(const __grid_constant__ BatchView batch,
@@ -301,14 +301,13 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<kHeadDim, kGeneralBound, 
   TriggerDependents();
   WaitOnDependencies();
   HeadBlock block;
-  block.index = blockIdx.y;
-  // Loads all fields at once, although the block may be past the last one.
+  block.index = LoadCoherent(schedule.num_blocks) - 1 - static_cast<int>(blockIdx.y);
+  if (block.index < 0) return;
   const RowBlock* rows = schedule.blocks + block.index;
-  const int32_t num_blocks = LoadCoherent(schedule.num_blocks);
   const int32_t seq_before = block.index == 0 ? -1 : LoadCoherent(&rows[-1].seq);
   block.rows = {LoadCoherent(&rows->seq), LoadCoherent(&rows->slot), LoadCoherent(&rows->first_row),
                 LoadCoherent(&rows->count), LoadCoherent(&rows->position)};
-  if (block.index >= num_blocks || block.rows.seq < batch.num_decodes) return;
+  if (block.rows.seq < batch.num_decodes) return;
   block.kv_head = static_cast<int>(blockIdx.x);
   block.group = group;
   block.place = block.rows.position % kPageTokens;
@@ -352,7 +351,7 @@ template <int kHeadDim>
 cudaError_t LaunchFor(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
                       const StepSchedule& schedule, cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned>(kv.shape.kv_heads),
-                  static_cast<unsigned>(MaxRowBlocks(batch.num_rows, batch.num_seqs)));
+                  static_cast<unsigned>(MaxPrefillBlocks(batch)));
   const size_t decay_bytes = static_cast<size_t>(kv.shape.group()) * kPageTokens * sizeof(float);
   const bool plain = IsDiagonal(params.bound) || params.acp == AcpMode::kOff;
   return DispatchPart(kv.shape.dtype, [&]<typename Part>() {

@@ -205,7 +205,7 @@ __device__ LostMass PrefillLostMass(const Arguments& a, const RowBlock& rows, in
   return BlockSum(lost, warps);
 }
 
-// Blocks of the decode rows, then kLostMassParts of each block of rows.
+// Blocks of the decode rows, then kLostMassParts of each block of prefill rows, the last one first.
 __global__ void __launch_bounds__(kThreads) LostMassKernel(const __grid_constant__ Arguments a) {
   const int block = static_cast<int>(blockIdx.x);
   if (block < a.batch.num_decodes) {
@@ -215,17 +215,19 @@ __global__ void __launch_bounds__(kThreads) LostMassKernel(const __grid_constant
   }
   WaitOnDependencies();
   TriggerDependents();
-  const int part = block - a.batch.num_decodes;
-  if (part / kLostMassParts >= *a.schedule.num_blocks) return;
-  const RowBlock rows = a.schedule.blocks[part / kLostMassParts];
+  const int before = (block - a.batch.num_decodes) / kLostMassParts;
+  const int part = (block - a.batch.num_decodes) % kLostMassParts;
+  const int index = *a.schedule.num_blocks - 1 - before;
+  if (index < 0) return;
+  const RowBlock rows = a.schedule.blocks[index];
   if (rows.seq < a.batch.num_decodes) return;
-  const int first = part % kLostMassParts * kPartRows, end = min(rows.count, first + kPartRows);
+  const int first = part * kPartRows, end = min(rows.count, first + kPartRows);
   LostMass lost;
   if (first < end) {
     const auto begin = static_cast<int>(RowsOf(a.batch, rows.seq).position);
     lost = PrefillLostMass(a, rows, begin, first, end);
   }
-  if (threadIdx.x == 0) a.schedule.lost_mass_parts[part] = lost;
+  if (threadIdx.x == 0) a.schedule.lost_mass_parts[index * kLostMassParts + part] = lost;
 }
 
 constexpr int kAddThreads = 32;
@@ -252,9 +254,9 @@ cudaError_t SumLostMass(const BatchView& batch, const EvictParams& params, const
   FOX_CHECK(schedule.row_sums != nullptr && params.max_logit_bound != nullptr);
   const Arguments arguments{batch, params, kv, schedule};
   const int prefills = batch.num_seqs - batch.num_decodes;
-  const int64_t blocks = prefills == 0 ? 0 : MaxRowBlocks(batch.num_rows, batch.num_seqs);
   const SmemConfig shared(0, batch.num_rows <= kOverlapRows);
-  const auto grid = static_cast<unsigned>(batch.num_decodes + blocks * kLostMassParts);
+  const auto grid =
+      static_cast<unsigned>(batch.num_decodes + MaxPrefillBlocks(batch) * kLostMassParts);
   const cudaError_t error = Launch(LostMassKernel, grid, kThreads, shared, stream, arguments);
   if (error != cudaSuccess) return error;
   return Launch(AddPartsKernel, static_cast<unsigned>(prefills), kAddThreads, shared, stream,

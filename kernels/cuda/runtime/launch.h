@@ -6,7 +6,8 @@
 // weights and constants may be read before, and values that it forgets. It may call
 // TriggerDependents() at any time, from all its threads; best at the start, for the next kernel
 // waits for this one's end all the same. Some thread of every launch waits, so the end of a kernel
-// implies the end of all kernels before it. Everything but constants that a kernel reads before its
+// implies the end of all kernels before it on its stream (in steps with prompts decode attention
+// has one of its own, beside_stream.h). Everything but constants that a kernel reads before its
 // wait it reads past the first-level cache (LoadCoherent), because no launch of the chain has
 // cleared that: lines of an earlier step may lie there, and memory such as the batch is written
 // anew at the same addresses.

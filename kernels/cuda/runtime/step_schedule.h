@@ -10,6 +10,7 @@
 
 #include "kernels/core/host_device.h"
 #include "kernels/cuda/runtime/key_splits.h"
+#include "kernels/interface/batch_view.h"
 #include "kernels/paging/lost_mass.h"
 #include "kernels/paging/paged_kv.h"
 
@@ -29,6 +30,11 @@ struct RowBlock {
 constexpr int64_t MaxRowBlocks(int64_t num_rows, int64_t num_seqs) {
   const int64_t by_pages = (num_rows + 62 * num_seqs) / kPageTokens + num_seqs;
   return num_rows < by_pages ? num_rows : by_pages;
+}
+
+// The most row blocks of a batch's prefill rows. They are its last ones.
+inline int64_t MaxPrefillBlocks(const BatchView& batch) {
+  return MaxRowBlocks(batch.num_rows - batch.num_decodes, batch.num_seqs - batch.num_decodes);
 }
 
 // Rows of an attention tile: one sequence's rows with the same position / 128.

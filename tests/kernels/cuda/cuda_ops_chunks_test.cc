@@ -35,6 +35,7 @@ struct ChunkCase {
   int64_t prompt = 4300;  // the last page has both kinds of rows
   bool foxified = false;  // caps in place of norms, and sinks
   DType pages = DType::kBF16;
+  int kv_heads = 3;  // of 6 heads
 };
 std::ostream& operator<<(std::ostream& out, const ChunkCase& c) { return out << c.name; }
 
@@ -46,7 +47,8 @@ struct Trace {
   LostMass lost;
 };
 
-// One layer of grouped heads, from local to global ones, with sequences of random rows.
+// One layer of heads, most of them grouped, from local to global ones, with sequences of random
+// rows.
 class ChunkRun {
  public:
   // `one_list`: pages in 8 bits are widened a list at a time.
@@ -61,6 +63,8 @@ class ChunkRun {
     ops_->Reserve({.shape = kv_.view.shape,
                    .max_rows = c.prompt + kSlots * kNeighbourTokens,
                    .max_seqs = kSlots});
+    const BatchView mixed{.num_seqs = 2, .num_rows = 3, .num_decodes = 1};
+    EXPECT_TRUE(c.kv_heads == 3 || ops_->state().AttendsBeside(mixed));
     fox::testing::RunOptions run_options;
     run_options.acp = c.acp;
     // Without norms the bound on keys is some dense matrix, which bounds nothing; that does not
@@ -113,8 +117,8 @@ class ChunkRun {
 
  private:
   static fox::testing::HeadInputs ConstantsOf(const ChunkCase& c) {
-    fox::testing::HeadShape shape{6,     3, c.head_dim, c.shift, c.shift, c.norm && !c.foxified,
-                                  c.rope};
+    fox::testing::HeadShape shape{
+        6, c.kv_heads, c.head_dim, c.shift, c.shift, c.norm && !c.foxified, c.rope};
     shape.sink = shape.norm_caps = c.foxified;
     shape.output_norm = shape.output_gate = true;
     return RandomInputs(shape, 0, 5, {0});
@@ -255,6 +259,11 @@ std::vector<ChunkCase> ChunkCases() {
     cases.push_back({"Foxified" + suffix, AcpMode::kCertified, d, true, false, true});
     cases.back().foxified = true;
     cases.push_back({"Portable" + suffix, AcpMode::kCertified, d, true, false, false, true, 3000});
+  }
+  // Decode attention has so many blocks on an SM that it runs beside the prompts' kernels.
+  for (const bool shift : {false, true}) {
+    cases.push_back({shift ? "BesideShifted" : "Beside", AcpMode::kCertified, 64, true, shift});
+    cases.back().kv_heads = 6;
   }
   // Whole pages, a prompt that ends with two tokens of a tile, and one with a page of its last
   // tile.

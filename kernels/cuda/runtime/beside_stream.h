@@ -1,0 +1,57 @@
+// BesideStream: a second stream of the step, on which decode attention runs while the kernels of
+// the step's prompts run on the first. It waits for memory most of the time, they do not.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/cuda/runtime/cuda_queue.h"
+
+namespace fox::cuda {
+
+// One thread. Calls return the first error.
+class BesideStream {
+ public:
+  explicit BesideStream(DeviceError& device_error) {
+    device_error.Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking),
+                       "create a stream");
+    for (cudaEvent_t* event : {&mark_, &done_}) {
+      device_error.Check(cudaEventCreateWithFlags(event, cudaEventDisableTiming),
+                         "create an event");
+    }
+  }
+  ~BesideStream() {
+    cudaEventDestroy(done_);
+    cudaEventDestroy(mark_);
+    cudaStreamDestroy(stream_);
+  }
+  BesideStream(const BesideStream&) = delete;
+  BesideStream& operator=(const BesideStream&) = delete;
+
+  // What Run launches next begins when the work that `on` has now is done.
+  cudaError_t Mark(cudaStream_t on) {
+    marked_ = true;
+    return cudaEventRecord(mark_, on);
+  }
+  // A mark that no Run has used counts no more.
+  void Forget() { marked_ = false; }
+
+  // launch(stream) enqueues work that begins behind the mark, or if there is none when all of
+  // `on`'s work is done. Join has to follow.
+  template <typename Launch>
+  cudaError_t Run(cudaStream_t on, const Launch& launch) {
+    cudaError_t error = marked_ ? cudaSuccess : Mark(on);
+    marked_ = false;
+    if (error == cudaSuccess) error = cudaStreamWaitEvent(stream_, mark_);
+    if (error == cudaSuccess) error = launch(stream_);
+    return error == cudaSuccess ? cudaEventRecord(done_, stream_) : error;
+  }
+  // `on`'s next work begins when that is done.
+  cudaError_t Join(cudaStream_t on) { return cudaStreamWaitEvent(on, done_); }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+  cudaEvent_t mark_ = nullptr, done_ = nullptr;
+  bool marked_ = false;
+};
+
+}  // namespace fox::cuda
