@@ -82,7 +82,7 @@ void RegisterScheduling(ServerFlags* f, FlagSet* set) {
   set->Int(
       "prefill-tokens-per-decode", "N",
       "limit of prompt tokens in a step that also decodes, for each of its decodes; fewer than "
-      "16 decodes count as 16, and a chunk is always allowed; 0: no limit; -1: 96 on a GPU, no "
+      "12 decodes count as 12, and a chunk is always allowed; 0: no limit; -1: 96 on a GPU, no "
       "limit on the CPU",
       -1, 1 << 20, &runner->prefill_tokens_per_decode);
   set->Enum("kv-admission",

@@ -177,7 +177,7 @@ TEST_F(SchedulerChunksTest, AShortStepStillHoldsAChunk) {
 }
 
 TEST_F(SchedulerChunksTest, PromptsBesideDecodesAreCut) {
-  limits_.prefill_tokens_per_decode = 20;  // for each of 16 decodes, as there are fewer
+  limits_.prefill_tokens_per_decode = 27;  // for each of 12 decodes, as there are fewer
   Start();
   Add(4000);
   EXPECT_EQ(Chunks(Step()), Sizes{1024});
@@ -206,7 +206,8 @@ TEST_F(SchedulerChunksTest, PromptsGetTokensForEachDecodeBesideThem) {
     return chunks.back();
   };
   EXPECT_EQ(chunk(64, 0), 2048u);
-  EXPECT_EQ(chunk(64, 1), 1024u);  // as beside 16
+  EXPECT_EQ(chunk(64, 1), 768u);  // as beside 12
+  EXPECT_EQ(chunk(64, 12), 768u);
   EXPECT_EQ(chunk(64, 16), 1024u);
   EXPECT_EQ(chunk(64, 18), 1152u);
   EXPECT_EQ(chunk(64, 29), 1792u);
