@@ -27,7 +27,9 @@ class BesideStream {
   BesideStream(const BesideStream&) = delete;
   BesideStream& operator=(const BesideStream&) = delete;
 
-  // What Run launches next begins when the work that `on` has now is done.
+  // What Run launches next begins when the work that `on` has now is done, and does not wait for
+  // what comes between: there Append has its prompts' kernels alone, and Attention follows it, on
+  // the same stream.
   cudaError_t Mark(cudaStream_t on) {
     marked_ = true;
     return cudaEventRecord(mark_, on);
