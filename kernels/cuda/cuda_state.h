@@ -86,8 +86,9 @@ struct CudaState {
     return static_cast<int>(batch.num_rows / cuda::kTileRows + 2 * batch.num_seqs);
   }
 
-  // True if the batch's decode attention runs beside the kernels of its prompts. Then it has a
-  // block less on each SM, to leave them room, so it needs several.
+  // True if the batch's decode attention runs beside the kernels of its prompts. Decode attention
+  // then has a block less on each SM, to leave these kernels room, so it runs there only where more
+  // than kLeastBlocks of its blocks fit an SM.
   bool AttendsBeside(const BatchView& batch) const {
     constexpr int kLeastBlocks = 3;
     return overlaps && batch.num_decodes > 0 && !batch.all_decodes() &&
@@ -98,9 +99,10 @@ struct CudaState {
   cuda::CudaQueue queue;
   const bool overlaps;
   cuda::BesideStream beside{device_error};
-  // The next operation is the first behind beside.Join. It does not overlap with what is in front
-  // of it: prefill rows' kernels, which trigger before their wait, would let it start while others
-  // before them still run (launch.h says what that did to a product).
+  // True if the next operation is the first one behind beside.Join. That operation starts only when
+  // all kernels in front of it have ended: kernels of prefill rows, which trigger before their
+  // wait, would let it start while kernels before them still run (launch.h says what that did to a
+  // product).
   bool joined = false;
   std::string name;
   bool hopper = false;

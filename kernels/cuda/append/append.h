@@ -24,7 +24,8 @@ struct AppendOverlap {
 // projection: bf16, q columns rewritten in place; norms and biases float32, norms not beside caps;
 // pages bf16 or e4m3, [64, head_dim]; last_k, last_v hold the raw last rows, float32. head_dim 16,
 // 32, 64 or 128. After BeginStep of the same batch. Enqueues on `stream`; gives the launch's error.
-// `beside`: gets a mark behind the decode rows' kernel, in front of the prefill rows'; null: none.
+// If `beside` is not null, Append marks `stream` for it between the kernel of the decode rows and
+// the kernels of the prefill rows.
 cudaError_t Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
                    const StepSchedule& schedule, const AppendOverlap& overlap, cudaStream_t stream,
                    BesideStream* beside = nullptr);

@@ -155,8 +155,8 @@ __device__ __forceinline__ RowPlace PlaceOf(const AppendParams& params, const To
   if (shift_column >= 0) place.shift = row + shift_column + token.kv_head;
   return place;
 }
-// Loads the lane's input behind the wait. LoadCoherent is volatile; the compiler may move CUDA's
-// __ldcg in front of the wait, and does so with that of bf16.
+// Loads the lane's input behind the wait, by LoadCoherent, because the compiler may move loads that
+// are not volatile in front of the wait: it moves CUDA's __ldcg of a bf16.
 __device__ __forceinline__ RowInput LoadInput(const RowPlace& place) {
   return {LoadCoherent(place.now), LoadCoherent(place.shift), LoadCoherent(place.gate)};
 }

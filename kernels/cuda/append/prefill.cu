@@ -287,8 +287,9 @@ __device__ __forceinline__ void WriteRecord(const AppendParams& params, const Pa
   }
 }
 
-// One thread block per kv head and row block, from the last one on. kGeneralBound: any bound, and
-// rotation; else only a diagonal bound.
+// One thread block per kv head and row block, the batch's last row block first: the grid has as
+// many as its prefill rows can fall into, and these are the last ones. kGeneralBound: any bound,
+// and rotation; else only a diagonal bound.
 template <int kHeadDim, bool kGeneralBound, typename Part>
 __global__ void __launch_bounds__(kThreads, kMinBlocks<kHeadDim, kGeneralBound, Part>)
     ProjectBlocksKernel(const __grid_constant__ BatchView batch,

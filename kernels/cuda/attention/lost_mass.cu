@@ -205,7 +205,8 @@ __device__ LostMass PrefillLostMass(const Arguments& a, const RowBlock& rows, in
   return BlockSum(lost, warps);
 }
 
-// Blocks of the decode rows, then kLostMassParts of each block of prefill rows, the last one first.
+// A thread block for each decode row, then kLostMassParts for each block of prefill rows, the
+// batch's last row block first.
 __global__ void __launch_bounds__(kThreads) LostMassKernel(const __grid_constant__ Arguments a) {
   const int block = static_cast<int>(blockIdx.x);
   if (block < a.batch.num_decodes) {

@@ -346,7 +346,8 @@ int ChooseStages(bool paired, ClusterGemmArguments* a) {
   constexpr int kChunks = kTileChunks<kFp8>;
   constexpr int kStageBytes = kWeightBytes + kRows * kLineBytes * kChunks;
   constexpr int kSums = kSplits == 1 ? 0 : kRows * kSumStride * static_cast<int>(sizeof(float));
-  // Of an output tile, at most: as if all classes had as many chunks as the first.
+  // Tiles of W that a block reads for an output tile, at most: as if all classes had as many chunks
+  // as the first.
   const int tiles = CeilDiv(a->chunks, kClasses) * kClasses / kSplits / kChunks;
   constexpr bool kBeside = kFirstInMemory<kRows, kSplits>;  // the sums, else over the rings
   const int most = paired ? kPairedBytes : kMaxBytes;

@@ -81,7 +81,7 @@ struct ClusterGemmArguments : GemmArguments {
   // Tile t has the rows of W from t * tile_rows on for one warpgroup, and the rows half_offset
   // further down for the other: its neighbours or, if kGated, the value's rows beside the gate's.
   int tile_rows, half_offset;
-  // Of x's and W's columns, at least one of every class; columns past the last are zeros.
+  // Chunks of x's and W's columns, at least one of every class; columns past the last are zeros.
   int chunks;
   int stages;  // of both rings
   int under_way;

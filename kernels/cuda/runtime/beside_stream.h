@@ -1,5 +1,6 @@
 // BesideStream: a second stream of the step, on which decode attention runs while the kernels of
-// the step's prompts run on the first. It waits for memory most of the time, they do not.
+// the step's prompts run on the first. Decode attention waits for memory most of the time, the
+// prompts' kernels do not.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -27,14 +28,14 @@ class BesideStream {
   BesideStream(const BesideStream&) = delete;
   BesideStream& operator=(const BesideStream&) = delete;
 
-  // What Run launches next begins when the work that `on` has now is done, and does not wait for
-  // what comes between: there Append has its prompts' kernels alone, and Attention follows it, on
-  // the same stream.
+  // Marks a point of `on`: what Run launches next begins when the work that `on` has now is done,
+  // without waiting for the work that `on` gets between Mark and Run. Append marks, and enqueues
+  // its prompts' kernels behind the mark; Attention, the next operation on the same stream, runs.
   cudaError_t Mark(cudaStream_t on) {
     marked_ = true;
     return cudaEventRecord(mark_, on);
   }
-  // A mark that no Run has used counts no more.
+  // Discards a mark that no Run has used.
   void Forget() { marked_ = false; }
 
   // launch(stream) enqueues work that begins behind the mark, or if there is none when all of
@@ -47,7 +48,7 @@ class BesideStream {
     if (error == cudaSuccess) error = launch(stream_);
     return error == cudaSuccess ? cudaEventRecord(done_, stream_) : error;
   }
-  // `on`'s next work begins when that is done.
+  // `on`'s next work begins when the work of the last Run is done.
   cudaError_t Join(cudaStream_t on) { return cudaStreamWaitEvent(on, done_); }
 
  private:

@@ -32,7 +32,8 @@ constexpr int64_t MaxRowBlocks(int64_t num_rows, int64_t num_seqs) {
   return num_rows < by_pages ? num_rows : by_pages;
 }
 
-// The most row blocks of a batch's prefill rows. They are its last ones.
+// The most row blocks that a batch's prefill rows can fall into. The blocks of prefill rows are the
+// last ones of StepSchedule::blocks, because decode rows come first.
 inline int64_t MaxPrefillBlocks(const BatchView& batch) {
   return MaxRowBlocks(batch.num_rows - batch.num_decodes, batch.num_seqs - batch.num_decodes);
 }

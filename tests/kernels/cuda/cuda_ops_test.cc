@@ -290,7 +290,7 @@ size_t AttentionKernels(CudaOps& ops, const PagedKv& kv,
   AttentionParams params;
   params.q = {q.data(), DType::kBF16, rows, hidden, hidden};
   params.out = {out.data(), DType::kBF16, rows, hidden, hidden};
-  // Without it decode attention would have no blocks, and so no launch.
+  // BeginStep sets decode attention's number of blocks; without blocks nothing would be launched.
   CapturedKernels([&](cudaStream_t on) { ops.BeginStep(batch.view, kv, on); });
   const size_t kernels =
       CapturedKernels([&](cudaStream_t on) { ops.Attention(batch.view, params, kv, on); });

@@ -26,7 +26,8 @@ cudaError_t DecodeAttention(const BatchView& batch, const AttentionParams& param
                             cudaStream_t stream);
 
 // The number of blocks of the kernel for larger batches: as many as are resident on the device at
-// once (StepSchedule::decode_blocks, unless by clusters; beside prompts some fewer).
+// once (StepSchedule::decode_blocks, unless by clusters; where the kernel runs beside prompts, one
+// fewer on each SM).
 cudaError_t DecodeBlocks(const PagedKvShape& shape, int* blocks);
 
 // Whether small batches (BatchView::small) have a kernel of their own (StepSchedule::by_clusters):
