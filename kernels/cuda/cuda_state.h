@@ -72,13 +72,15 @@ struct CudaState {
   template <typename Launch>
   void Enqueue(const char* what, Stream stream, const Launch& launch) {
     unfinished = {};
-    const bool behind_join = std::exchange(joined, false);
+    const bool behind_join = std::exchange(joined, false), behind_mark = beside.marked();
     if (!device_error.ok()) return;
     const NvtxRange range(what);
     const auto on = stream == nullptr ? queue.cuda_stream() : static_cast<cudaStream_t>(stream);
     if (behind_join) cuda::AllowOverlap(on, false);
     device_error.Check(launch(on), what);
     if (behind_join) cuda::AllowOverlap(on, true);
+    // Only the operation behind the one that marked may go on from there.
+    if (behind_mark) beside.Forget();
   }
 
   // Upper bound on the attention tiles of a batch, known to the host.

@@ -20,7 +20,9 @@ class BesideStream {
                          "create an event");
     }
   }
+  // Waits for the stream's work, which a failed launch between Run and Join leaves behind.
   ~BesideStream() {
+    cudaStreamSynchronize(stream_);
     cudaEventDestroy(done_);
     cudaEventDestroy(mark_);
     cudaStreamDestroy(stream_);
@@ -28,22 +30,22 @@ class BesideStream {
   BesideStream(const BesideStream&) = delete;
   BesideStream& operator=(const BesideStream&) = delete;
 
-  // Marks a point of `on`: what Run launches next begins when the work that `on` has now is done,
-  // without waiting for the work that `on` gets between Mark and Run. Append marks, and enqueues
-  // its prompts' kernels behind the mark; Attention, the next operation on the same stream, runs.
+  // Marks a point of `on`: what Run launches next beside `on` begins when the work that `on` has now
+  // is done, without waiting for the work that the same operation enqueues behind the mark.
   cudaError_t Mark(cudaStream_t on) {
-    marked_ = true;
+    marked_ = on;
     return cudaEventRecord(mark_, on);
   }
+  bool marked() const { return marked_ != nullptr; }
   // Discards a mark that no Run has used.
-  void Forget() { marked_ = false; }
+  void Forget() { marked_ = nullptr; }
 
-  // launch(stream) enqueues work that begins behind the mark, or if there is none when all of
-  // `on`'s work is done. Join has to follow.
+  // launch(stream) enqueues work that begins behind the mark on `on`, or if there is none when all
+  // of `on`'s work is done. Join has to follow.
   template <typename Launch>
   cudaError_t Run(cudaStream_t on, const Launch& launch) {
-    cudaError_t error = marked_ ? cudaSuccess : Mark(on);
-    marked_ = false;
+    cudaError_t error = marked() && marked_ == on ? cudaSuccess : Mark(on);
+    Forget();
     if (error == cudaSuccess) error = cudaStreamWaitEvent(stream_, mark_);
     if (error == cudaSuccess) error = launch(stream_);
     return error == cudaSuccess ? cudaEventRecord(done_, stream_) : error;
@@ -54,7 +56,7 @@ class BesideStream {
  private:
   cudaStream_t stream_ = nullptr;
   cudaEvent_t mark_ = nullptr, done_ = nullptr;
-  bool marked_ = false;
+  cudaStream_t marked_ = nullptr;  // null: there is no mark
 };
 
 }  // namespace fox::cuda
