@@ -30,8 +30,8 @@ class BesideStream {
   BesideStream(const BesideStream&) = delete;
   BesideStream& operator=(const BesideStream&) = delete;
 
-  // Marks a point of `on`: what Run launches next beside `on` begins when the work that `on` has now
-  // is done, without waiting for the work that the same operation enqueues behind the mark.
+  // Marks a point of `on`: what Run launches next beside `on` begins when the work that `on` has
+  // now is done, without waiting for the work that the same operation enqueues behind the mark.
   cudaError_t Mark(cudaStream_t on) {
     marked_ = on;
     return cudaEventRecord(mark_, on);

@@ -204,7 +204,7 @@ struct StepSchedule {
   // [max_splits, HeadsTogether, PartialFloats(head_dim)]; all bits are set between launches, unless
   // heads are taken together.
   float* partial = nullptr;
-  // For heads that are computed together: [max_seq_heads] splits done, zero between launches.
+  // For heads that are computed together: [sequences, q_heads] splits done, zero between launches.
   int32_t* arrival_counter = nullptr;
 
   // Page sums on the way between two kernels of Append: [max_blocks, q_heads, head_dim + 3], a

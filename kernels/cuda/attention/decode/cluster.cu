@@ -82,7 +82,7 @@ __device__ __forceinline__ void Attend(const Decode& a, const Start& start,
     if (!Advance(seq_head, ahead)) break;
     later = HalfPageAt(a, seq_head, ahead.iteration, true);
   }
-  PrefetchOutputNorm<kHeadDim>(a.transform, seq_head.head);
+  PrefetchOutputConstants<kHeadDim>(a.transform, seq_head.head);
   WaitOnDependencies();
   if (!exists) {
     TriggerDependents();

@@ -20,7 +20,8 @@ using namespace decode;
 constexpr int kHeads = kMaxHeadsTogether;
 static_assert(kHeads == 8, "the columns of a product");
 // Splits whose partial results a warp loads at once when it merges.
-constexpr int kMergeDepth = 8;
+constexpr int kMergeDepth = 16;
+static_assert(kWarp % kMergeDepth == 0);
 
 // The warps' parts of a split.
 template <int kHeadDim>
@@ -89,11 +90,16 @@ __device__ float2* PartialOf(const Decode& a, int split, int head) {
 }
 
 // Merges the warps' parts of a split: into the output if the seq_head has no other split, else as
-// partial results.
+// partial results. Every fourth head is a warp's own.
 template <int kHeadDim>
 __device__ void FinishSplit(const Decode& a, const KeptGroup<kHeadDim>& kept, int split,
                             const GroupSoftmax<kHeadDim>& softmax, GroupParts<kHeadDim>& parts) {
   using W = LaneWords<kHeadDim>;
+  const SeqHead& seq_head = kept.seq_head;
+  const bool whole = seq_head.end - seq_head.begin == 1;
+  OutputFactors<kHeadDim> factors;  // requested before the barrier
+  const int own = min(Warp(), kept.heads - 1);
+  if (whole) factors.Load(a.transform, seq_head.row, seq_head.head + own);
   if (GroupShared<kHeadDim>::kBuffers == 1) __syncthreads();
   parts.Put(softmax);
   __syncthreads();
@@ -105,10 +111,9 @@ __device__ void FinishSplit(const Decode& a, const KeptGroup<kHeadDim>& kept, in
       parts.Merge(head, 2 * W::At(i), max, sum, out[i].x);
       parts.Merge(head, 2 * W::At(i) + 1, max, sum, out[i].y);
     }
-    if (kept.seq_head.end - kept.seq_head.begin == 1) {
-      OutputFactors<kHeadDim> factors;
-      factors.Load(a.transform, kept.seq_head.row, kept.seq_head.head + head);
-      StoreHead(a, kept.seq_head, head, max, sum, out, factors);
+    if (whole) {
+      if (head != own) factors.Load(a.transform, seq_head.row, seq_head.head + head);
+      StoreHead(a, seq_head, head, max, sum, out, factors);
       continue;
     }
     float2* partial = PartialOf<kHeadDim>(a, split, head);
@@ -118,68 +123,72 @@ __device__ void FinishSplit(const Decode& a, const KeptGroup<kHeadDim>& kept, in
   }
 }
 
-// Merges a seq_head's partial results: every fourth head by each warp, its splits in order.
+// Merges a head's partial results, its splits in order. By a warp.
 template <int kHeadDim>
-__device__ void MergeHeads(const Decode& a, const KeptGroup<kHeadDim>& kept) {
+__device__ void MergeHead(const Decode& a, const KeptGroup<kHeadDim>& kept, int head) {
   using W = LaneWords<kHeadDim>;
   const SeqHead& seq_head = kept.seq_head;
   const int count = seq_head.end - seq_head.begin,
             stride = a.together * PartialFloats(kHeadDim) / 2;
-  for (int head = Warp(); head < kept.heads; head += kWarps) {
-    const float2* partial = PartialOf<kHeadDim>(a, seq_head.begin, head);
-    OutputFactors<kHeadDim> factors;
-    factors.Load(a.transform, seq_head.row, seq_head.head + head);
-    float max = -FLT_MAX;
-    for (int i = Lane(); i < count; i += kWarp) {
-      max = fmaxf(max, LoadCoherent(partial + i * stride).x);
+  const float2* partial = PartialOf<kHeadDim>(a, seq_head.begin, head);
+  const auto header_of = [&](int split) {
+    return split < count ? LoadCoherent(partial + split * stride) : float2{-FLT_MAX, 0};
+  };
+  float2 part[kMergeDepth][W::kCount];
+  const auto load_parts = [&](int first) {
+#pragma unroll
+    for (int u = 0; u < kMergeDepth; ++u) {
+      const float2* split = partial + min(first + u, count - 1) * stride + kPartialHeader / 2;
+#pragma unroll
+      for (int i = 0; i < W::kCount; ++i) part[u][i] = LoadCoherent(split + W::At(i));
     }
-    max = WarpMax(max);
-    float sum = 0;
-    float2 out[W::kCount] = {};
-    for (int first = 0; first < count; first += kWarp) {
-      const float2 of_lane = LoadCoherent(partial + min(first + Lane(), count - 1) * stride);
-      const float weight = first + Lane() < count ? exp2f(of_lane.x - max) : 0.0f;
-      sum = fmaf(weight, of_lane.y, sum);
+  };
+  // One round trip to the L2, if the splits are few: all its loads are under way at once.
+  OutputFactors<kHeadDim> factors;
+  factors.Load(a.transform, seq_head.row, seq_head.head + head);
+  float2 header = header_of(Lane());
+  load_parts(0);
+  float max = header.x;
+  for (int i = kWarp + Lane(); i < count; i += kWarp) max = fmaxf(max, header_of(i).x);
+  max = WarpMax(max);
+  float sum = 0, weight = 0;
+  float2 out[W::kCount] = {};
 #pragma unroll 1
-      for (int k = 0; k < min(kWarp, count - first); k += kMergeDepth) {
-        float2 part[kMergeDepth][W::kCount];
+  for (int first = 0; first < count; first += kMergeDepth) {
+    if (first > 0) load_parts(first);
+    if (first % kWarp == 0) {
+      if (first > 0) header = header_of(first + Lane());
+      weight = first + Lane() < count ? exp2f(header.x - max) : 0.0f;
+      sum = fmaf(weight, header.y, sum);
+    }
 #pragma unroll
-        for (int u = 0; u < kMergeDepth; ++u) {
-          const float2* split =
-              partial + min(first + k + u, count - 1) * stride + kPartialHeader / 2;
+    for (int u = 0; u < kMergeDepth; ++u) {
+      const float of_split = FromLane(weight, first % kWarp + u);
 #pragma unroll
-          for (int i = 0; i < W::kCount; ++i) part[u][i] = LoadCoherent(split + W::At(i));
-        }
-#pragma unroll
-        for (int u = 0; u < kMergeDepth; ++u) {
-          const float of_split = FromLane(weight, k + u);
-#pragma unroll
-          for (int i = 0; i < W::kCount; ++i) {
-            out[i].x = fmaf(of_split, part[u][i].x, out[i].x);
-            out[i].y = fmaf(of_split, part[u][i].y, out[i].y);
-          }
-        }
+      for (int i = 0; i < W::kCount; ++i) {
+        out[i].x = fmaf(of_split, part[u][i].x, out[i].x);
+        out[i].y = fmaf(of_split, part[u][i].y, out[i].y);
       }
     }
-    StoreHead(a, kept.seq_head, head, max, WarpSum(sum), out, factors);
   }
+  StoreHead(a, seq_head, head, max, WarpSum(sum), out, factors);
 }
 
-// True if this block, which has written `done` of the seq_head's partial results, is the last to do
-// so; it then sees all of them. Contains a barrier of the block in either case.
-__device__ bool IsComplete(const Decode& a, const SeqHead& seq_head, int done) {
-  __syncthreads();
+// True if the calling warp, which has written `done` of a head's partial results, is the last to do
+// so; it then sees all of them.
+__device__ bool IsComplete(const Decode& a, const SeqHead& seq_head, int head, int done) {
+  __syncwarp();
   const int count = seq_head.end - seq_head.begin;
   if (done == count) return true;
   bool last = false;
-  if (threadIdx.x == 0) {
-    // Releases the block's writes before the barrier, and acquires for its reads after the next one
-    // what other blocks released here.
-    int32_t* arrival_counter = a.schedule.arrival_counter + seq_head.index;
+  if (Lane() == 0) {
+    // Releases the warp's writes before the barrier, and acquires for its reads after the next one
+    // what other warps released here.
+    int32_t* arrival_counter = a.schedule.arrival_counter + seq_head.index + head;
     last = AtomicAddAcqRel(arrival_counter, done) + done == count;
     if (last) *arrival_counter = 0;
   }
-  return __syncthreads_or(last) != 0;
+  return __any_sync(kAllLanes, last);
 }
 
 // Counts the heads' pages; called with their first split.
@@ -221,9 +230,11 @@ __global__ void __launch_bounds__(kThreads, GroupLayout<kHeadDim>::kBlocks)
   PrefetchGroupGates<Part>(a, seq_head, half_page);
   LoadKeys(a, half_page, tile);
   LoadValues(a, half_page, tile);
-  PrefetchGroupGates<Part>(a, seq_head, second);
-  PrefetchTiles<kHeadDim, Part>(a, second);
-  PrefetchOutputNorm<kHeadDim>(a.transform, seq_head.head, NumHeads(a, seq_head.group_head));
+  if (next.iteration + 1 < next.iteration_end) {
+    PrefetchGroupGates<Part>(a, seq_head, second);
+    PrefetchTiles<kHeadDim, Part>(a, second);
+  }
+  PrefetchOutputConstants<kHeadDim>(a.transform, seq_head.head, NumHeads(a, seq_head.group_head));
   TriggerDependents();
   WaitOnDependencies();
   if (half_page.own) LoadAgain(a, half_page, tile);
@@ -238,14 +249,18 @@ __global__ void __launch_bounds__(kThreads, GroupLayout<kHeadDim>::kBlocks)
     const Cursor now = next;
     const int valid = half_page.valid;
     more = Advance(start.last, kept, next);
-    half_page = HalfPageAt(a, kept[next.slot].seq_head, next.iteration, more);
+    if (more) half_page = HalfPageAt(a, kept[next.slot].seq_head, next.iteration);
     const GroupWeights weights = GroupScoresToProbs(kept[now.slot], tile, gate, valid, softmax);
     // All loads after all products: at the loop's top the compiler waits for all of them, so that
     // earlier keys gain nothing, and their branch would part the softmax from the values' products.
     AddGroupValues(weights, tile, softmax);
+    // Behind the last half page its own gates again: in a branch the compiler would copy them, and
+    // wait for them to be there.
     gate = LoadGroupGate<Part>(a, kept[next.slot].seq_head, half_page);
-    LoadKeys(a, half_page, tile);
-    LoadValues(a, half_page, tile);
+    if (more) {
+      LoadKeys(a, half_page, tile);
+      LoadValues(a, half_page, tile);
+    }
     if (next.split == now.split) continue;
 
     const KeptGroup<kHeadDim>& done = kept[now.slot];
@@ -255,7 +270,9 @@ __global__ void __launch_bounds__(kThreads, GroupLayout<kHeadDim>::kBlocks)
     const int begin = done.seq_head.begin, end = done.seq_head.end;
     if ((!more || next.slot != now.slot) && end - begin > 1) {
       const int count = min(end, start.last) - max(begin, start.first);
-      if (IsComplete(a, done.seq_head, count)) MergeHeads(a, done);
+      for (int head = Warp(); head < done.heads; head += kWarps) {
+        if (IsComplete(a, done.seq_head, head, count)) MergeHead(a, done, head);
+      }
     }
     if (threadIdx.x == 0 && now.split == begin) CountGroupPages(a, done);
     if (next.slot != now.slot) {

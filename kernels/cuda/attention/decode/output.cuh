@@ -59,11 +59,13 @@ struct OutputFactors {
   }
 };
 
-// Prefetches the norm's weights of heads [head, head + count) into the L2, by a warp. They are
-// constant, so this may come before the wait.
+// Prefetches the norm's weights and the sinks of heads [head, head + count) into the L2, by a warp.
+// They are constant, so this may come before the wait.
 template <int kHeadDim>
-__device__ void PrefetchOutputNorm(const OutputTransformArguments& t, int head, int count = 1) {
+__device__ void PrefetchOutputConstants(const OutputTransformArguments& t, int head,
+                                        int count = 1) {
   constexpr int kLineFloats = 32;
+  if (t.sink != nullptr && Lane() < count) Prefetch(t.sink + head + Lane());
   if (t.norm == nullptr || Lane() * kLineFloats >= count * kHeadDim) return;
   Prefetch(t.norm + head * kHeadDim + Lane() * kLineFloats);
 }

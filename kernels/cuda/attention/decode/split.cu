@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm<kHeadDim, Part>)
   LoadTile<kHeadDim>(a.kv.values, half_page, values);
   PrefetchGates<Part>(a, seq_head, second);
   PrefetchTiles<kHeadDim, Part>(a, second);
-  PrefetchOutputNorm<kHeadDim>(a.transform, seq_head.head);
+  PrefetchOutputConstants<kHeadDim>(a.transform, seq_head.head);
   TriggerDependents();
   if (threadIdx.x == 0) shared.waiting.seq_head.end = 0;
   WaitOnDependencies();

@@ -231,7 +231,7 @@ __device__ inline HalfPage PlaceAt(const SeqHead& seq_head, int iteration, bool 
 }
 
 __device__ inline HalfPage HalfPageAt(const Decode& a, const SeqHead& seq_head, int iteration,
-                                      bool exists) {
+                                      bool exists = true) {
   HalfPage half_page = PlaceAt(seq_head, iteration, exists);
   half_page.page = LoadCoherent(a.kv.Table(seq_head.list) + half_page.page);
   return half_page;
