@@ -21,7 +21,7 @@ namespace fox {
 // because still shorter chunks would cost more than they spare the decodes. With more decodes a
 // step's prompt tokens grow in proportion, as far as its budget allows: the time that prompts take
 // is then spread over the tokens of all sequences that decode.
-inline constexpr int64_t kLeastDecodes = 12;
+inline constexpr int64_t kLeastDecodes = 11;
 // Seconds without a token after which a sequence is rescued: it goes before all others until it has
 // a token. One sequence is rescued at a time, and one in this many seconds, because in an overload
 // all sequences are late.

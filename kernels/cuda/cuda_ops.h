@@ -2,8 +2,10 @@
 // later; Hopper's own attention kernel is chosen at run time). Weights, pages and
 // activations are bf16; the residual stream and logits float32. Operations follow each other on
 // queue()->stream(), for which a null Stream stands, too. Beside prompts, attention of the decode
-// rows runs on a stream of its own (beside_stream.h). It begins when Append has written their keys;
-// behind any other operation than Append, when that has ended.
+// rows runs on a stream of its own (beside_stream.h), and begins when Append has written the rows'
+// keys. If another operation comes between Append and Attention, attention waits for that
+// operation, too. Work that is no operation (DeviceQueue::CopyPinned, a Graph) must not come
+// between them: attention would not wait for such work.
 //
 // A device error is kept: later calls do nothing, queue()->error() tells. Read step_schedule.h
 // next.

@@ -100,7 +100,6 @@ struct CudaState {
   cuda::DeviceError device_error;
   cuda::CudaQueue queue;
   const bool overlaps;
-  cuda::BesideStream beside{device_error};
   // True if the next operation is the first one behind beside.Join. That operation starts only when
   // all kernels in front of it have ended: kernels of prefill rows, which trigger before their
   // wait, would let it start while kernels before them still run (launch.h says what that did to a
@@ -112,6 +111,7 @@ struct CudaState {
   UnfinishedWrites unfinished;
   std::vector<Buffer> buffers;  // memory that `schedule` points into
   cuda::StepSchedule schedule;
+  cuda::BesideStream beside{device_error};  // behind `buffers`, which its work uses
   int multiprocessors = 0;
   int resident_blocks = 0;  // cuda::DecodeBlocks
   int64_t wide_bytes = 0;   // for schedule.wide

@@ -74,7 +74,7 @@ __device__ __forceinline__ T LoadCoherent(const T* address) {
 }
 
 // Adds and returns the previous value. Releases the writes that this thread has made or seen, and
-// acquires the writes that other blocks released here.
+// acquires the writes that other threads released here.
 __device__ __forceinline__ int32_t AtomicAddAcqRel(int32_t* address, int32_t x) {
   int32_t before;
   asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"

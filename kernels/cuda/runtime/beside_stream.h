@@ -22,7 +22,7 @@ class BesideStream {
   }
   // Waits for the stream's work, which a failed launch between Run and Join leaves behind.
   ~BesideStream() {
-    cudaStreamSynchronize(stream_);
+    if (stream_ != nullptr) cudaStreamSynchronize(stream_);
     cudaEventDestroy(done_);
     cudaEventDestroy(mark_);
     cudaStreamDestroy(stream_);
@@ -33,8 +33,9 @@ class BesideStream {
   // Marks a point of `on`: what Run launches next beside `on` begins when the work that `on` has
   // now is done, without waiting for the work that the same operation enqueues behind the mark.
   cudaError_t Mark(cudaStream_t on) {
-    marked_ = on;
-    return cudaEventRecord(mark_, on);
+    const cudaError_t error = cudaEventRecord(mark_, on);
+    if (error == cudaSuccess) marked_ = on;
+    return error;
   }
   bool marked() const { return marked_ != nullptr; }
   // Discards a mark that no Run has used.

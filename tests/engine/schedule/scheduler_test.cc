@@ -206,7 +206,8 @@ TEST_F(SchedulerChunksTest, PromptsGetTokensForEachDecodeBesideThem) {
     return chunks.back();
   };
   EXPECT_EQ(chunk(64, 0), 2048u);
-  EXPECT_EQ(chunk(64, 1), 768u);  // as beside 12
+  EXPECT_EQ(chunk(64, 1), 640u);  // as beside 11
+  EXPECT_EQ(chunk(64, 11), 640u);
   EXPECT_EQ(chunk(64, 12), 768u);
   EXPECT_EQ(chunk(64, 16), 1024u);
   EXPECT_EQ(chunk(64, 18), 1152u);

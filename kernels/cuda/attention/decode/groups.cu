@@ -143,7 +143,7 @@ __device__ void MergeHead(const Decode& a, const KeptGroup<kHeadDim>& kept, int 
       for (int i = 0; i < W::kCount; ++i) part[u][i] = LoadCoherent(split + W::At(i));
     }
   };
-  // One round trip to the L2, if the splits are few: all its loads are under way at once.
+  // All loads of up to kMergeDepth splits are under way at once: one round trip to the L2.
   OutputFactors<kHeadDim> factors;
   factors.Load(a.transform, seq_head.row, seq_head.head + head);
   float2 header = header_of(Lane());
@@ -182,13 +182,15 @@ __device__ bool IsComplete(const Decode& a, const SeqHead& seq_head, int head, i
   if (done == count) return true;
   bool last = false;
   if (Lane() == 0) {
-    // Releases the warp's writes before the barrier, and acquires for its reads after the next one
-    // what other warps released here.
+    // Releases what the warp wrote before the first __syncwarp, and acquires what other warps
+    // released here, for the warp's reads behind the second one.
     int32_t* arrival_counter = a.schedule.arrival_counter + seq_head.index + head;
     last = AtomicAddAcqRel(arrival_counter, done) + done == count;
     if (last) *arrival_counter = 0;
   }
-  return __any_sync(kAllLanes, last);
+  const bool complete = __any_sync(kAllLanes, last) != 0;
+  __syncwarp();
+  return complete;
 }
 
 // Counts the heads' pages; called with their first split.
@@ -254,8 +256,8 @@ __global__ void __launch_bounds__(kThreads, GroupLayout<kHeadDim>::kBlocks)
     // All loads after all products: at the loop's top the compiler waits for all of them, so that
     // earlier keys gain nothing, and their branch would part the softmax from the values' products.
     AddGroupValues(weights, tile, softmax);
-    // Behind the last half page its own gates again: in a branch the compiler would copy them, and
-    // wait for them to be there.
+    // Behind the last half page this loads that page's gates again, which nobody uses: in a branch
+    // the compiler would copy the gates, and so wait for them.
     gate = LoadGroupGate<Part>(a, kept[next.slot].seq_head, half_page);
     if (more) {
       LoadKeys(a, half_page, tile);

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/cuda/runtime/beside_stream.h"
+#include "kernels/cuda/runtime/kernel_attributes.h"
 #include "tests/kernels/cuda/device_array.h"
 
 namespace fox::cuda {
@@ -41,6 +42,11 @@ constexpr uint64_t kShort = 20'000'000;    // for one that the other could overt
 class BesideStreamTest : public ::testing::Test {
  protected:
   void SetUp() override {
+    ASSERT_TRUE(error_.ok()) << error_.text();
+    // Loads both kernels now: at its first launch a kernel may wait for the one that waits for it.
+    cudaFuncAttributes attributes{};
+    ASSERT_EQ(cudaFuncGetAttributes(&attributes, KernelAddress(First)), cudaSuccess);
+    ASSERT_EQ(cudaFuncGetAttributes(&attributes, KernelAddress(Second)), cudaSuccess);
     ASSERT_EQ(cudaStreamCreateWithFlags(&on_, cudaStreamNonBlocking), cudaSuccess);
     ASSERT_EQ(cudaStreamCreateWithFlags(&other_, cudaStreamNonBlocking), cudaSuccess);
   }

@@ -284,6 +284,18 @@ std::vector<CacheCase> CasesOfGroup(int d, int group) {
           {"TogetherGated" + name, gated}};
 }
 
+// Windows of more splits than a warp has lanes, which read the headers of their results.
+CacheCase LongTogether(int d) {
+  constexpr int64_t kShorter = 9000;
+  CacheOptions options{.q_heads = 6, .kv_heads = 2, .head_dim = d};
+  options.gate_means = {8};
+  options.sequences = OneRowEach({kShorter, 65, 20000});
+  options.acp = AcpMode::kOff;
+  options.sink = true;
+  return {"LongTogether" + std::to_string(d), options,
+          [](const DeviceCache&) { EXPECT_GT(NumSplits(0, (kShorter - 1) / kPageTokens), 32); }};
+}
+
 // A batch whose rows are looked at in parts, of heads computed together, before two prompts.
 CacheOptions ManyTogether(int d) {
   CacheOptions options{.q_heads = 12, .kv_heads = 3, .head_dim = d};
@@ -396,6 +408,7 @@ std::vector<CacheCase> DecodeCases() {
   for (const int d : {64, 128}) {
     for (const int group : {2, 3, 4, 9, 16}) add(CasesOfGroup(d, group));
     add({{"ManyTogether" + std::to_string(d), ManyTogether(d)}});
+    add({LongTogether(d)});
   }
   return cases;
 }
