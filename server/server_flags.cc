@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "engine/request/sampling_limits.h"
+#include "engine/schedule/policy.h"
 #include "models/checkpoint/json_reader.h"
 #include "server/served_model_name.h"
 
@@ -81,9 +82,11 @@ void RegisterScheduling(ServerFlags* f, FlagSet* set) {
            0, 1 << 20, &runner->max_num_batched_tokens);
   set->Int(
       "prefill-tokens-per-decode", "N",
-      "limit of prompt tokens in a step that also decodes, for each of its decodes; fewer than "
-      "12 decodes count as 12, and a chunk is always allowed; 0: no limit; -1: 96 on a GPU, no "
-      "limit on the CPU",
+      absl::StrCat("limit of prompt tokens in a step that also decodes, for each of its decodes; "
+                   "fewer than ",
+                   kLeastDecodes, " decodes count as ", kLeastDecodes,
+                   ", and a chunk is always allowed; 0: no limit; -1: 96 on a GPU, no limit on "
+                   "the CPU"),
       -1, 1 << 20, &runner->prefill_tokens_per_decode);
   set->Enum("kv-admission",
             {{"expected", KvAdmission::kExpected}, {"worst-case", KvAdmission::kWorstCase}},

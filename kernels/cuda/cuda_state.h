@@ -79,7 +79,8 @@ struct CudaState {
     if (behind_join) cuda::AllowOverlap(on, false);
     device_error.Check(launch(on), what);
     if (behind_join) cuda::AllowOverlap(on, true);
-    // Only the operation behind the one that marked may go on from there.
+    // The operation behind the one that marked uses the mark, in Run, or discards the mark here:
+    // otherwise a later Run would not wait for this operation's work.
     if (behind_mark) beside.Forget();
   }
 

@@ -177,7 +177,7 @@ TEST_F(SchedulerChunksTest, AShortStepStillHoldsAChunk) {
 }
 
 TEST_F(SchedulerChunksTest, PromptsBesideDecodesAreCut) {
-  limits_.prefill_tokens_per_decode = 27;  // for each of 12 decodes, as there are fewer
+  limits_.prefill_tokens_per_decode = 27;  // for each of 11 decodes, as there are fewer
   Start();
   Add(4000);
   EXPECT_EQ(Chunks(Step()), Sizes{1024});

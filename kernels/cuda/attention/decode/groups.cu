@@ -182,8 +182,8 @@ __device__ bool IsComplete(const Decode& a, const SeqHead& seq_head, int head, i
   if (done == count) return true;
   bool last = false;
   if (Lane() == 0) {
-    // Releases what the warp wrote before the first __syncwarp, and acquires what other warps
-    // released here, for the warp's reads behind the second one.
+    // The addition releases the results that the warp stored before the first __syncwarp, and
+    // acquires other warps' results, which the warp reads behind the second __syncwarp.
     int32_t* arrival_counter = a.schedule.arrival_counter + seq_head.index + head;
     last = AtomicAddAcqRel(arrival_counter, done) + done == count;
     if (last) *arrival_counter = 0;
@@ -256,7 +256,7 @@ __global__ void __launch_bounds__(kThreads, GroupLayout<kHeadDim>::kBlocks)
     // All loads after all products: at the loop's top the compiler waits for all of them, so that
     // earlier keys gain nothing, and their branch would part the softmax from the values' products.
     AddGroupValues(weights, tile, softmax);
-    // Behind the last half page this loads that page's gates again, which nobody uses: in a branch
+    // LoadGroupGate runs behind the last half page, too, where nobody uses its result: in a branch
     // the compiler would copy the gates, and so wait for them.
     gate = LoadGroupGate<Part>(a, kept[next.slot].seq_head, half_page);
     if (more) {

@@ -1,4 +1,6 @@
-// The second stream of a step: where its work begins, and that of the first stream behind it.
+// BesideStream: the work that Run launches begins behind the mark, or without a mark behind all
+// work of the first stream; the first stream's work behind Join begins when the launched work has
+// ended.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -36,14 +38,16 @@ __global__ void Second(volatile int* flags) {
   flags[kSecondEnded] = 1;
 }
 
-constexpr uint64_t kLong = 5'000'000'000;  // for a kernel that waits for the other
-constexpr uint64_t kShort = 20'000'000;    // for one that the other could overtake
+// Nanoseconds that First waits at most: kLong where Second should run beside First and so end it,
+// kShort where Second should wait for First, so that a Second that did not wait would be seen.
+constexpr uint64_t kLong = 5'000'000'000, kShort = 20'000'000;
 
 class BesideStreamTest : public ::testing::Test {
  protected:
   void SetUp() override {
     ASSERT_TRUE(error_.ok()) << error_.text();
-    // Loads both kernels now: at its first launch a kernel may wait for the one that waits for it.
+    // The attributes make CUDA load both kernels now: otherwise Second would be loaded at its first
+    // launch, for which CUDA may wait until First, which waits for Second, has ended.
     cudaFuncAttributes attributes{};
     ASSERT_EQ(cudaFuncGetAttributes(&attributes, KernelAddress(First)), cudaSuccess);
     ASSERT_EQ(cudaFuncGetAttributes(&attributes, KernelAddress(Second)), cudaSuccess);
