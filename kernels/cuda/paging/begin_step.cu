@@ -156,8 +156,7 @@ __device__ BlockStart Completed(BlockStart start, const PagedKv& kv, const SeqHe
   start.seq_head = seq_head;
   const int last_page = LastPage(seq_head);
   const int shift = SplitShift(last_page + 1 - seq_head.first_live);
-  start.first_page =
-      max(SplitPage(seq_head.first_live, shift, start.first, seq_head.begin), seq_head.first_live);
+  start.first_page = SplitPage(seq_head.first_live, shift, start.first, seq_head.begin);
   const int32_t* table = kv.Table(seq_head.list);
   Prefetch(table + last_page);
 #pragma unroll

@@ -42,14 +42,13 @@ inline int64_t MaxPrefillBlocks(const BatchView& batch) {
 inline constexpr int kTileRows = 128;
 static_assert(kTileRows % kPageTokens == 0);
 
-// A KV split of decode attention: the pages of a window with the same page >> shift. The shift
-// follows from the window alone, so a row's bits do not depend on the batch or on the server's
-// limits: four pages, eight from kLongWindowPages on, and then twice as many until a window has at
-// most about kManySplits.
+// A KV split of decode attention: 1 << shift neighbouring pages of a window, counted from its first
+// one, or what is left of them at its end. The shift follows from the window alone, so a row's bits
+// do not depend on the batch or on the server's limits: four pages, eight from kLongWindowPages on,
+// and then twice as many until a window has at most kManySplits.
 inline constexpr int kMinSplitShift = 2;
 inline constexpr int kLongWindowPages = 513;
 inline constexpr int kManySplits = 512;
-inline constexpr int kMaxSplits = kManySplits + 1;  // of one window, which may begin within one
 
 FOX_HOST_DEVICE inline int SplitShift(int window_pages) {
   const unsigned excess = static_cast<unsigned>(window_pages - 1) / kManySplits;
@@ -64,13 +63,11 @@ FOX_HOST_DEVICE inline int SplitShift(int window_pages) {
 
 // Splits of the window of pages [first, last].
 FOX_HOST_DEVICE inline int NumSplits(int first, int last) {
-  const int shift = SplitShift(last - first + 1);
-  return (last >> shift) - (first >> shift) + 1;
+  return ((last - first) >> SplitShift(last - first + 1)) + 1;
 }
-// The page at which a split begins, where split number `begin` is the first of the window, which
-// may begin within it at page `first`.
+// The page at which a split begins, where split number `begin` begins at the window's page `first`.
 FOX_HOST_DEVICE inline int SplitPage(int first, int shift, int split, int begin) {
-  return ((first >> shift) + split - begin) << shift;
+  return first + ((split - begin) << shift);
 }
 
 // The number of query heads of a kv head that decode attention computes together, so that their
@@ -97,7 +94,7 @@ inline int64_t MaxDecodeSplits(int64_t max_seqs, const PagedKvShape& shape) {
   const int64_t short_window = pages < kLongWindowPages ? pages : kLongWindowPages - 1;
   const int64_t long_window = (pages >> (kMinSplitShift + 1)) + 1;
   const int64_t splits =
-      std::max((short_window >> kMinSplitShift) + 1, std::min(long_window, int64_t{kMaxSplits}));
+      std::max((short_window >> kMinSplitShift) + 1, std::min(long_window, int64_t{kManySplits}));
   const int64_t parts = (shape.group() - 1) / HeadsTogether(shape) + 1;
   return max_seqs * shape.kv_heads * parts * splits;
 }

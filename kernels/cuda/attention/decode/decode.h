@@ -1,8 +1,8 @@
 // Decode attention: one row per sequence over its heads' live pages. Windows are cut into splits of
-// a few pages at fixed places; splits are distributed evenly over the device, and the block with a
-// window's last split merges the window's splits in order. Small batches use another kernel where
-// the device has clusters (cluster.cu), with the same sums in the same order: a row's bits depend
-// on its own windows alone, never on the batch. A third kernel computes query heads that share a kv
+// a few pages; splits are distributed evenly over the device, and the block with a window's last
+// split merges the window's splits in order. Small batches use another kernel where the device has
+// clusters (cluster.cu), with the same sums in the same order: a row's bits depend on its own
+// windows alone, never on the batch. A third kernel computes query heads that share a kv
 // head together (HeadsTogether), in every batch; there the warp that stores a head's last partial
 // results merges the head.
 #pragma once

@@ -70,7 +70,7 @@ struct KeptSeqHead {
 struct Cursor {
   int slot;  // of the kept seq_head: 0 or 1
   int split;
-  int iteration, iteration_end;  // of pages [2 * iteration, 2 * iteration + 2)
+  int iteration, iteration_end;  // of the window's pages 2 * iteration and 2 * iteration + 1
 };
 
 // Half a page; the same in all lanes of a warp. If the window has none for the warp: no valid keys,
@@ -193,10 +193,10 @@ __device__ __forceinline__ void FetchNextSeqHead(const Decode& a, int last, Kept
 
 // The split at `cursor`, which is one of 1 << shift pages.
 __device__ inline void EnterSplit(const SeqHead& seq_head, int shift, Cursor& cursor) {
-  const int base = SplitPage(seq_head.first_live, shift, cursor.split, seq_head.begin);
-  cursor.iteration = max(base, seq_head.first_live) / kIterationPages;
-  cursor.iteration_end =
-      (min(base + (1 << shift), NumPages(seq_head)) + kIterationPages - 1) / kIterationPages;
+  const int split = cursor.split - seq_head.begin;
+  const int pages = min((split + 1) << shift, NumPages(seq_head) - seq_head.first_live);
+  cursor.iteration = (split << shift) / kIterationPages;
+  cursor.iteration_end = (pages + kIterationPages - 1) / kIterationPages;
 }
 
 __device__ inline void EnterSplit(const SeqHead& seq_head, Cursor& cursor) {
@@ -222,11 +222,12 @@ __device__ bool Advance(int last, const Kept* kept, Cursor& cursor) {
 // valid keys if `exists` is false.
 __device__ inline HalfPage PlaceAt(const SeqHead& seq_head, int iteration, bool exists) {
   const int warp = Warp() % kWarps;
-  const int page = iteration * kIterationPages + warp / kHalvesPerPage;
+  const int page =
+      seq_head.first_live + iteration * kIterationPages + warp / kHalvesPerPage;
   const int half = warp % kHalvesPerPage;
   const int valid = min(kHalfPageKeys, seq_head.length - page * kPageTokens - half * kHalfPageKeys);
-  const bool inside = exists && page >= seq_head.first_live && valid > 0;
-  const int last = NumPages(seq_head) - 1, at = min(max(page, seq_head.first_live), last);
+  const bool inside = exists && valid > 0;
+  const int last = NumPages(seq_head) - 1, at = min(page, last);
   return {at, inside ? half : 0, inside ? valid : 0, at == last};
 }
 

@@ -170,9 +170,7 @@ void ExpectPlan(const std::vector<BatchEntry>& batch, const PagedKvShape& shape,
       EXPECT_EQ(std::memcmp(&owner, &planned, offsetof(SeqHead, group_head)), 0);
       EXPECT_TRUE(owner.begin <= start->first && start->first < owner.end);
       const int last = LastPage(owner), shift = SplitShift(last + 1 - owner.first_live);
-      EXPECT_EQ(start->first_page,
-                std::max(SplitPage(owner.first_live, shift, start->first, owner.begin),
-                         owner.first_live));
+      EXPECT_EQ(start->first_page, SplitPage(owner.first_live, shift, start->first, owner.begin));
       for (int i = 0; i < kStartPages; ++i) {
         const int page = std::min(start->first_page + i, last);
         EXPECT_EQ(start->pages[i], model.Page(static_cast<size_t>(owner.list), page))
