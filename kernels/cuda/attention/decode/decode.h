@@ -2,8 +2,8 @@
 // a few pages; splits are distributed evenly over the device, and the block with a window's last
 // split merges the window's splits in order. Small batches use another kernel where the device has
 // clusters (cluster.cu), with the same sums in the same order: a row's bits depend on its own
-// windows alone, never on the batch. A third kernel computes query heads that share a kv
-// head together (HeadsTogether), in every batch; there the warp that stores a head's last partial
+// windows alone, never on the batch. A third kernel computes query heads that share a kv head
+// together (HeadsTogether), in every batch; there the warp that stores a head's last partial
 // results merges the head.
 #pragma once
 

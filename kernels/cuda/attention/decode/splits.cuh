@@ -222,8 +222,7 @@ __device__ bool Advance(int last, const Kept* kept, Cursor& cursor) {
 // valid keys if `exists` is false.
 __device__ inline HalfPage PlaceAt(const SeqHead& seq_head, int iteration, bool exists) {
   const int warp = Warp() % kWarps;
-  const int page =
-      seq_head.first_live + iteration * kIterationPages + warp / kHalvesPerPage;
+  const int page = seq_head.first_live + iteration * kIterationPages + warp / kHalvesPerPage;
   const int half = warp % kHalvesPerPage;
   const int valid = min(kHalfPageKeys, seq_head.length - page * kPageTokens - half * kHalfPageKeys);
   const bool inside = exists && valid > 0;

@@ -16,6 +16,17 @@ TEST(StepScheduleTest, SplitsGrowWithTheirWindow) {
   EXPECT_EQ(SplitShift(16384), 5);
 }
 
+// Wherever it begins, so that short windows need no merge.
+TEST(StepScheduleTest, SplitsBeginWithTheirWindow) {
+  for (int first : {0, 1, 2, 3, 62, 63}) {
+    SCOPED_TRACE(first);
+    for (int pages : {1, 3, 4}) EXPECT_EQ(NumSplits(first, first + pages - 1), 1) << pages;
+    for (int pages : {5, 8}) EXPECT_EQ(NumSplits(first, first + pages - 1), 2) << pages;
+    EXPECT_EQ(SplitPage(first, 2, 7, 7), first);
+    EXPECT_EQ(SplitPage(first, 2, 9, 7), first + 8);
+  }
+}
+
 TEST(StepScheduleTest, NoWindowHasMoreSplitsThanThereIsRoomFor) {
   std::mt19937_64 random(1);
   for (int n = 0; n < 100000; ++n) {
