@@ -171,7 +171,9 @@ void ExpectPlan(const std::vector<BatchEntry>& batch, const PagedKvShape& shape,
       EXPECT_TRUE(owner.begin <= start->first && start->first < owner.end);
       const int last = LastPage(owner), shift = SplitShift(last + 1 - owner.first_live);
       EXPECT_EQ(start->first_page, SplitPage(owner.first_live, shift, start->first, owner.begin));
-      if (start->first == owner.begin) EXPECT_EQ(start->first_page, owner.first_live);
+      if (start->first == owner.begin) {
+        EXPECT_EQ(start->first_page, owner.first_live);
+      }
       for (int i = 0; i < kStartPages; ++i) {
         const int page = std::min(start->first_page + i, last);
         EXPECT_EQ(start->pages[i], model.Page(static_cast<size_t>(owner.list), page))
