@@ -1,5 +1,7 @@
 // BeginStep: allocates the step's pages and plans the step. A prefix sum over the sequences gives
 // each page's place in the free stack, so equal states give equal pages.
+#include <algorithm>
+
 #include "kernels/core/check.h"
 #include "kernels/cuda/paging/page_pool.cuh"
 #include "kernels/cuda/paging/paging.h"
@@ -14,7 +16,9 @@ namespace {
 
 constexpr int kBeginStepThreads = 256;
 constexpr int kMaxBeginStepBlocks = 264;
-constexpr int kSplitThreads = 768;
+constexpr int kPlanThreads = 768;
+// Thread blocks of PlanSplitsKernel, about: one keeps an SM's load unit busy for most of its time.
+constexpr int kPlanBlocks = 120;
 
 // A sequence's new pages per list, row blocks and tiles, packed in one word so that one scan adds
 // up all three.
@@ -140,63 +144,47 @@ __device__ __forceinline__ SeqHead SeqHeadOf(const BatchView& batch, const Paged
   seq_head.row = static_cast<int>(rows.first_row);
   seq_head.length = static_cast<int>(rows.position) + 1;
   seq_head.list = static_cast<int>(kv.ListIndex(rows.slot, layer, head / group));
-  seq_head.first_live = LoadCoherent(kv.first_live + seq_head.list);
+  seq_head.first_live = kv.first_live[seq_head.list];
   seq_head.end = NumSplits(seq_head.first_live, LastPage(seq_head));
   return seq_head;
 }
 
-// Numbers of seq_heads and of their splits in a layer.
-struct Planned {
-  int seq_heads, splits;
-};
-
-// Completes the start of a block whose `first` and `last` are set and whose first split belongs to
-// `seq_head`, but for the row's own page, which BeginStepKernel may be taking.
-__device__ BlockStart Completed(BlockStart start, const PagedKv& kv, const SeqHead& seq_head) {
+// The start of a block with the splits [first, last), if any, whose first one belongs to
+// `seq_head`.
+__device__ __forceinline__ BlockStart StartOf(const PagedKv& kv, int first, int last,
+                                              const SeqHead& seq_head) {
+  BlockStart start{};
+  start.first = first;
+  start.last = last;
+  if (first == last) return start;
   start.seq_head = seq_head;
   const int last_page = LastPage(seq_head);
   const int shift = SplitShift(last_page + 1 - seq_head.first_live);
-  start.first_page = SplitPage(seq_head.first_live, shift, start.first, seq_head.begin);
+  start.first_page = SplitPage(seq_head.first_live, shift, first, seq_head.begin);
   const int32_t* table = kv.Table(seq_head.list);
-  Prefetch(table + last_page);
+  start.seq_head.own = table[last_page];
 #pragma unroll
   for (int i = 0; i < kStartPages; ++i) {
-    start.pages[i] = LoadCoherent(table + min(start.first_page + i, last_page));
+    start.pages[i] = table[min(start.first_page + i, last_page)];
   }
   return start;
-}
-
-// Sets the row's own page in a start that is Completed, behind the wait, when BeginStepKernel has
-// taken it.
-__device__ void SetOwnPage(const PagedKv& kv, BlockStart* start) {
-  if (start->first == start->last) return;
-  SeqHead& seq_head = start->seq_head;
-  const int last_page = LastPage(seq_head);
-  seq_head.own = kv.Table(seq_head.list)[last_page];
-#pragma unroll
-  for (int i = 0; i < kStartPages; ++i) {
-    if (start->first_page + i >= last_page) start->pages[i] = seq_head.own;
-  }
 }
 
 // The start of block b of the clusters. A cluster numbers its window's splits from 0 on.
 __device__ BlockStart ClusterStartOf(const BatchView& batch, const PagedKv& kv, int layer, int b) {
   const SeqHead seq_head = SeqHeadOf(batch, kv, layer, b / kClusterBlocks);
-  BlockStart start{};
-  start.first = b % kClusterBlocks * kClusterBlockSplits;
-  start.last = max(start.first, seq_head.end);
-  return start.first == start.last ? start : Completed(start, kv, seq_head);
+  const int first = b % kClusterBlocks * kClusterBlockSplits;
+  return StartOf(kv, first, max(first, seq_head.end), seq_head);
 }
 
 // Pops the pages that BeginStepKernel allocated from the free stack. By one thread block.
 __device__ void CommitPops(const BatchView& batch, const PagedKv& kv) {
-  __shared__ uint64_t warp_sums[kSplitThreads / kWarp];
+  __shared__ uint64_t warp_sums[kPlanThreads / kWarp];
   uint64_t taken = 0, total;
-  for (int seq = static_cast<int>(threadIdx.x); seq < batch.num_seqs; seq += kSplitThreads) {
+  for (int seq = static_cast<int>(threadIdx.x); seq < batch.num_seqs; seq += kPlanThreads) {
     taken += static_cast<uint64_t>(UnpackCount(CountsOf(RowsOf(batch, seq)), kNewPages));
   }
-  InclusiveScan<kSplitThreads>(taken, warp_sums, total);
-  WaitOnDependencies();
+  InclusiveScan<kPlanThreads>(taken, warp_sums, total);
   if (threadIdx.x == 0 && total > 0) {
     const int64_t lists = kv.shape.lists_per_slot();
     const int64_t free_count = FreePages(kv),
@@ -205,33 +193,63 @@ __device__ void CommitPops(const BatchView& batch, const PagedKv& kv) {
   }
 }
 
-// Seq_heads that the search for a block's first one finds in shared memory.
-constexpr int kNear = 4096;
+// Some thread blocks share the plan of a layer: each finds where all splits begin, and writes its
+// part of the layer's seq_heads and block starts.
+struct Part {
+  int index, count;
+  __device__ __forceinline__ bool Has(int i, int all) const {
+    return static_cast<int64_t>(i) * count / all == index;
+  }
+  __device__ __forceinline__ int Begin(int all) const {
+    return static_cast<int>((static_cast<int64_t>(all) * index + count - 1) / count);
+  }
+  __device__ __forceinline__ int End(int all) const { return Part{index + 1, count}.Begin(all); }
+};
 
-// Writes the layer's seq_heads, except their own pages, and where the splits of the first kNear of
-// them begin also to `near_begin`. If there are more splits than fit, the last ones are omitted and
-// their rows not written. Ends with a barrier.
+// The first kNear seq_heads of a layer, in shared memory, for the search for a start's seq_head.
+constexpr int kNear = 4096;
+struct Near {
+  int begin[kNear];  // their first splits
+  int index[kNear];  // seq * q_heads + head
+};
+
+// Numbers of seq_heads and of their splits in a layer.
+struct Planned {
+  int seq_heads, splits;
+};
+
+// Writes the part's seq_heads, and all behind the first kNear, which any part may look up. If there
+// are more splits than fit, the last ones are omitted and their rows not written. Ends with a
+// barrier.
 __device__ Planned PlanSeqHeads(const BatchView& batch, const PagedKv& kv,
-                                const StepSchedule& schedule, int layer, int* near_begin) {
-  __shared__ uint64_t warp_sums[kSplitThreads / kWarp];
+                                const StepSchedule& schedule, int layer, const Part& part,
+                                Near& near) {
+  __shared__ uint64_t warp_sums[kPlanThreads / kWarp];
   constexpr uint64_t kOne = uint64_t{1} << 32;  // a seq_head; splits are below
   const int seq_heads = batch.num_seqs * kv.shape.q_heads;
   uint64_t carry = 0;
-  for (int base = 0; base < seq_heads; base += kSplitThreads) {
+  for (int base = 0; base < seq_heads; base += kPlanThreads) {
     const int index = base + static_cast<int>(threadIdx.x);
     SeqHead seq_head{};
     if (index < seq_heads) seq_head = SeqHeadOf(batch, kv, layer, index);
-    const uint64_t counts = seq_head.end > 0 ? kOne + static_cast<uint64_t>(seq_head.end) : 0;
+    const bool here = seq_head.end > 0, in_part = here && part.Has(index, seq_heads);
+    if (in_part) seq_head.own = kv.Table(seq_head.list)[LastPage(seq_head)];
+    const uint64_t counts = here ? kOne + static_cast<uint64_t>(seq_head.end) : 0;
     uint64_t total;
-    const uint64_t sum = carry + InclusiveScan<kSplitThreads>(counts, warp_sums, total);
+    const uint64_t sum = carry + InclusiveScan<kPlanThreads>(counts, warp_sums, total);
     carry += total;
-    if (counts == 0) continue;
+    if (!here) continue;
     const int end = static_cast<int>(sum);
     seq_head.place = static_cast<int>(sum / kOne) - 1;
     seq_head.begin = min(end - seq_head.end, schedule.max_splits);
     seq_head.end = min(end, schedule.max_splits);
-    schedule.SeqHeads(layer)[seq_head.place] = seq_head;
-    if (seq_head.place < kNear) near_begin[seq_head.place] = seq_head.begin;
+    if (seq_head.place < kNear) {
+      near.begin[seq_head.place] = seq_head.begin;
+      near.index[seq_head.place] = index;
+    } else if (!in_part) {
+      seq_head.own = kv.Table(seq_head.list)[LastPage(seq_head)];
+    }
+    if (in_part || seq_head.place >= kNear) schedule.SeqHeads(layer)[seq_head.place] = seq_head;
   }
   __syncthreads();
   const int splits = static_cast<int>(carry);
@@ -240,48 +258,43 @@ __device__ Planned PlanSeqHeads(const BatchView& batch, const PagedKv& kv,
 }
 
 // The start of block b. A few splits go to the first blocks, which are on different SMs.
-__device__ BlockStart StartOf(const PagedKv& kv, const StepSchedule& schedule, int layer,
-                              const Planned& planned, const int* near_begin, int b) {
+__device__ BlockStart SharedStartOf(const BatchView& batch, const PagedKv& kv,
+                                    const StepSchedule& schedule, int layer, const Planned& planned,
+                                    const Near& near, int b) {
   const SeqHead* seq_heads = schedule.SeqHeads(layer);
-  const auto begin = [&](int i) { return i < kNear ? near_begin[i] : seq_heads[i].begin; };
+  const auto begin = [&](int i) { return i < kNear ? near.begin[i] : seq_heads[i].begin; };
   const int share = planned.splits / schedule.decode_blocks,
             rest = planned.splits % schedule.decode_blocks;
-  BlockStart start{};
-  start.first = b * share + min(b, rest);
-  start.last = start.first + share + (b < rest ? 1 : 0);
-  if (start.first == start.last) return start;
-  return Completed(start, kv, seq_heads[UpperBoundIndex(start.first, planned.seq_heads, begin)]);
+  const int first = b * share + min(b, rest), last = first + share + (b < rest ? 1 : 0);
+  if (first == last) return StartOf(kv, first, last, {});
+  const int place = UpperBoundIndex(first, planned.seq_heads, begin);
+  if (place >= kNear) return StartOf(kv, first, last, seq_heads[place]);
+  SeqHead seq_head = SeqHeadOf(batch, kv, layer, near.index[place]);
+  seq_head.place = place;
+  seq_head.begin = near.begin[place];
+  seq_head.end = min(seq_head.begin + seq_head.end, schedule.max_splits);
+  return StartOf(kv, first, last, seq_head);
 }
 
-// One thread block per layer, from `first_layer` on, and one more that ends the taking of pages
-// where `ends_taking`.
-__global__ void __launch_bounds__(kSplitThreads)
+// `parts` thread blocks per layer, from `first_layer` on, and one more that ends the taking of
+// pages where `ends_taking`.
+__global__ void __launch_bounds__(kPlanThreads)
     PlanSplitsKernel(const BatchView batch, const PagedKv kv, const StepSchedule schedule,
-                     int first_layer, bool ends_taking) {
-  __shared__ int near_begin[kNear];
+                     int first_layer, int parts, bool ends_taking) {
+  __shared__ Near near;
   TriggerDependents();
-  // BeginStepKernel triggers after its wait, and of all that is read here it writes only the rows'
-  // own pages: the rest is planned before this kernel's wait.
-  if (!ends_taking) WaitOnDependencies();
+  WaitOnDependencies();
   if (ends_taking && blockIdx.x + 1 == gridDim.x) return CommitPops(batch, kv);
-  const int layer = first_layer + static_cast<int>(blockIdx.x);
+  const int block = static_cast<int>(blockIdx.x), layer = first_layer + block / parts;
+  const Part part{block % parts, parts};
   Planned planned{};
-  if (!schedule.by_clusters) planned = PlanSeqHeads(batch, kv, schedule, layer, near_begin);
-  BlockStart* starts = schedule.BlockStarts(layer);
-  for (int b = static_cast<int>(threadIdx.x); b < schedule.decode_blocks; b += kSplitThreads) {
-    BlockStart start = schedule.by_clusters ? ClusterStartOf(batch, kv, layer, b)
-                                            : StartOf(kv, schedule, layer, planned, near_begin, b);
-    WaitOnDependencies();
-    SetOwnPage(kv, &start);
-    starts[b] = start;
-  }
-  // From the last thread on, which seldom has a block to plan.
-  SeqHead* seq_heads = schedule.SeqHeads(layer);
-  for (int i = kSplitThreads - 1 - static_cast<int>(threadIdx.x); i < planned.seq_heads;
-       i += kSplitThreads) {
-    const int32_t* own = kv.Table(seq_heads[i].list) + LastPage(seq_heads[i]);
-    WaitOnDependencies();
-    seq_heads[i].own = *own;
+  if (!schedule.by_clusters) planned = PlanSeqHeads(batch, kv, schedule, layer, part, near);
+  const int end = part.End(schedule.decode_blocks);
+  for (int b = part.Begin(schedule.decode_blocks) + static_cast<int>(threadIdx.x); b < end;
+       b += kPlanThreads) {
+    schedule.BlockStarts(layer)[b] =
+        schedule.by_clusters ? ClusterStartOf(batch, kv, layer, b)
+                             : SharedStartOf(batch, kv, schedule, layer, planned, near, b);
   }
 }
 
@@ -302,14 +315,15 @@ cudaError_t BeginStep(const BatchView& batch, const PagedKv& kv, const StepSched
       Launch(BeginStepKernel, BlocksFor(most_pages, kBeginStepThreads, kMaxBeginStepBlocks),
              kBeginStepThreads, shared, stream, batch, kv, schedule);
   if (grown != cudaSuccess) return grown;
-  return Launch(PlanSplitsKernel, static_cast<unsigned>(kv.shape.layers) + 1, kSplitThreads,
-                SmemConfig(0, overlaps), stream, batch, kv, schedule, 0, true);
+  const int parts = std::max(1, kPlanBlocks / kv.shape.layers);
+  return Launch(PlanSplitsKernel, static_cast<unsigned>(kv.shape.layers * parts) + 1, kPlanThreads,
+                SmemConfig(0, overlaps), stream, batch, kv, schedule, 0, parts, true);
 }
 
 cudaError_t PlanSplits(const BatchView& batch, const PagedKv& kv, const StepSchedule& schedule,
                        int layer, cudaStream_t stream) {
-  return Launch(PlanSplitsKernel, 1, kSplitThreads, SmemConfig(0, batch.num_rows <= kOverlapRows),
-                stream, batch, kv, schedule, layer, false);
+  return Launch(PlanSplitsKernel, 1, kPlanThreads, SmemConfig(0, batch.num_rows <= kOverlapRows),
+                stream, batch, kv, schedule, layer, 1, false);
 }
 
 }  // namespace fox::cuda

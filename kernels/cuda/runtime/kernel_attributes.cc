@@ -94,6 +94,21 @@ cudaError_t ResidentBlocks(const void* kernel, int threads, int* blocks) {
   });
 }
 
+cudaError_t ResidentClusters(const void* kernel, int threads, int size, int* clusters) {
+  return AskOnce(kernel, clusters, [&](int* resident) {
+    cudaLaunchAttribute cluster{};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = static_cast<unsigned>(size);
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(size));
+    config.blockDim = dim3(static_cast<unsigned>(threads));
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    return cudaOccupancyMaxActiveClusters(resident, kernel, &config);
+  });
+}
+
 cudaError_t CountMultiprocessors(int* count) {
   int device = 0;
   const cudaError_t error = cudaGetDevice(&device);

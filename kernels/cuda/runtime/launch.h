@@ -22,8 +22,8 @@
 // write that, be they the projection alone or all of the layer before, its AppendDecode first; but
 // in the first layer behind more than four rows BeginStepKernel is among them, which writes lists.
 // AccumulateBlocks always triggers after its wait, so ProjectQueries behind it works before its
-// wait; so does BeginStepKernel, and behind it PlanSplitsKernel and Embed's LookUpKernel work
-// before theirs.
+// wait; so does BeginStepKernel, and Embed's LookUpKernel, two launches behind it, works before its
+// wait.
 //
 // PrefillGemm, and so PrefillFp8Gemm, triggers after its wait for another reason: in a step of at
 // most four decode rows beside a short prompt, the next product (down) would start while gate/up of

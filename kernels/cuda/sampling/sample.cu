@@ -303,9 +303,7 @@ __device__ __forceinline__ void PrefetchLogits(const Row& row) {
 // True for the key of a token.
 __device__ __forceinline__ bool IsKey(uint64_t key) { return key != 0 && key != kNotFinite; }
 
-// Two blocks fit an SM. If each took one, the parts of the device, in which clusters lie, might
-// hold fewer blocks than BlocksPerRow counts on, and the last cluster would start when the first
-// ends.
+// Two blocks fit an SM, so that ChooseBlocks finds room for more blocks per row.
 template <int kBlocks>
 __global__ void FOX_CLUSTER(kBlocks) __launch_bounds__(kThreads, 2)
     SampleKernel(const __grid_constant__ SampleParams params, int id_bits, float fixed_point_one) {
@@ -401,13 +399,20 @@ __global__ void __launch_bounds__(kSetThreads, 1)
   }
 }
 
-// As many blocks per row as run at once; the result does not depend on it.
-int BlocksPerRow(int64_t rows) {
-  constexpr int64_t kBlocksAtOnce = 200;  // of the smallest device with clusters, two an SM, about
-  const bool has_clusters = HasSm90Code(KernelAddress(SampleKernel<kMaxBlocks>));
-  if (!has_clusters || rows * 2 > kBlocksAtOnce) return 1;
-  if (rows * 4 > kBlocksAtOnce) return 2;
-  return rows * 8 > kBlocksAtOnce ? 4 : kMaxBlocks;
+// The log2 of the most blocks per row with which the clusters of all rows run at once. A row's
+// result does not depend on it.
+template <typename Params>
+cudaError_t ChooseBlocks(int64_t rows, void (*const (&kernels)[4])(const Params, int, float),
+                         int* log_blocks) {
+  for (*log_blocks = 3; *log_blocks > 0; --*log_blocks) {
+    const void* kernel = KernelAddress(kernels[*log_blocks]);
+    if (!HasSm90Code(kernel)) continue;  // no clusters
+    int clusters = 0;
+    const cudaError_t error = ResidentClusters(kernel, kThreads, 1 << *log_blocks, &clusters);
+    if (error != cudaSuccess) return error;
+    if (rows <= clusters) break;
+  }
+  return cudaSuccess;
 }
 
 // Launches one of the kernels of 1, 2, 4 and kMaxBlocks blocks per row.
@@ -420,10 +425,12 @@ cudaError_t LaunchRows(const Params& params, void (*const (&kernels)[4])(const P
   FOX_CHECK(logits.cols <= kMaxCols);
   FOX_CHECK(logits.rows >= 0 && logits.rows <= INT32_MAX / kMaxBlocks);
   FOX_CHECK(logits.rows <= 1 || logits.row_stride >= logits.cols);
-  const int blocks = BlocksPerRow(logits.rows);
-  static_assert(kMaxBlocks == 8);
-  const auto kernel = kernels[blocks == 1 ? 0 : blocks == 2 ? 1 : blocks == 4 ? 2 : 3];
-  return Launch(kernel, dim3(static_cast<unsigned>(logits.rows * blocks)), dim3(kThreads),
+  static_assert(kMaxBlocks == 1 << 3);
+  int log_blocks = 0;
+  const cudaError_t error = ChooseBlocks(logits.rows, kernels, &log_blocks);
+  if (error != cudaSuccess) return error;
+  const dim3 grid(static_cast<unsigned>(logits.rows << log_blocks));
+  return Launch(kernels[log_blocks], grid, dim3(kThreads),
                 SmemConfig(0, logits.rows <= kOverlapRows), stream, params, IdBits(logits.cols),
                 FixedPointOne(logits.cols));
 }

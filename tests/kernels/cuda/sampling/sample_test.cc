@@ -55,7 +55,7 @@ class SampleTest : public ::testing::TestWithParam<int32_t> {};
 TEST_P(SampleTest, SamplesWhatTheSamplerSamples) {
   const int32_t vocabulary = GetParam();
   Random random(static_cast<uint64_t>(vocabulary));
-  for (const size_t count : {1, 3, 32, 48, 128}) {  // every number of blocks a row
+  for (const size_t count : {1, 3, 32, 48, 100, 200}) {  // every number of blocks a row
     SCOPED_TRACE(::testing::Message() << count << " rows");
     SampleBatch batch = RandomBatch(count, vocabulary, random);
     batch.Upload();
@@ -68,7 +68,7 @@ TEST_P(SampleTest, SamplesWhatTheSamplerSamples) {
 TEST_P(SampleTest, SamplesWithoutFilters) {
   const int32_t vocabulary = GetParam();
   Random random(static_cast<uint64_t>(vocabulary) + 2);
-  for (const size_t count : {1, 16, 32, 48, 128}) {  // every number of blocks a row
+  for (const size_t count : {1, 16, 32, 48, 100, 200}) {  // every number of blocks a row
     SCOPED_TRACE(::testing::Message() << count << " rows");
     SampleBatch batch = RandomBatch(count, vocabulary, random);
     for (SampleRow& row : batch.rows) {
@@ -87,7 +87,7 @@ TEST_P(SampleTest, SamplesWithoutFilters) {
 TEST_P(SampleTest, ScoresWhatTheSamplerScores) {
   const int32_t vocabulary = GetParam();
   Random random(static_cast<uint64_t>(vocabulary) + 1);
-  for (const size_t count : {1, 3, 32, 48, 128, 300}) {
+  for (const size_t count : {1, 3, 32, 48, 100, 200}) {
     SCOPED_TRACE(::testing::Message() << count << " rows");
     SampleBatch batch = RandomBatch(count, vocabulary, random);
     batch.Upload();
