@@ -328,7 +328,8 @@ void CudaOps::Append(const BatchView& batch, const AppendParams& params, const P
   const bool triggers_early = reads_early && state_->linear.triggers_late();
   cuda::BesideStream* beside = state_->AttendsBeside(batch) ? &state_->beside : nullptr;
   state_->Enqueue("append", stream, [&](cudaStream_t on) {
-    return cuda::Append(batch, params, kv, state_->schedule, {reads_early, triggers_early}, on,
+    return cuda::Append(batch, params, kv, state_->schedule,
+                        {reads_early, triggers_early, cuda::DecodeCarveout(batch.num_rows)}, on,
                         beside);
   });
   if (!batch.all_decodes()) return;

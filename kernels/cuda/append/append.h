@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "kernels/cuda/runtime/launch.h"
 #include "kernels/cuda/runtime/step_schedule.h"
 #include "kernels/interface/attention_params.h"
 #include "kernels/interface/batch_view.h"
@@ -12,13 +13,15 @@ namespace fox::cuda {
 
 class BesideStream;
 
-// What decode rows may do while earlier kernels still run (launch.h).
+// What the kernel of decode rows may do while earlier kernels still run, and the share of an SM's
+// memory for which it asks (launch.h).
 struct AppendOverlap {
   // No kernel that has not ended when this one starts writes the sequences' lists, or the layer's
   // pages and running state: they are read before the wait.
   bool reads_early = false;
   // Lets the next kernel start at once, not only after the wait. Only with reads_early.
   bool triggers_early = false;
+  Carveout carveout = Carveout::kAny;
 };
 
 // projection: bf16, q columns rewritten in place; norms and biases float32, norms not beside caps;

@@ -275,8 +275,8 @@ cudaError_t LaunchFor(const BatchView& batch, const AppendParams& params, const 
     // Where the kernel would otherwise only wait.
     const bool rehearses =
         overlap.reads_early && !overlap.triggers_early && Overlaps(KernelAddress(kernel), stream);
-    return Launch(kernel, grid, kThreads, SmemConfig(0, batch.num_rows <= kOverlapRows), stream,
-                  batch, params, kv, group, overlap, rehearses);
+    return Launch(kernel, grid, kThreads, SmemConfig(0, overlap.carveout), stream, batch, params,
+                  kv, group, overlap, rehearses);
   });
 }
 

@@ -22,8 +22,6 @@ namespace {
 
 constexpr size_t kCublasBytes = size_t{32} << 20;
 constexpr int kBiasThreads = 256;
-// On Hopper cluster_gemm.cu is faster for more decode rows.
-constexpr int64_t kMaxPassedRowsHopper = 4;
 // A step of a 7B shape with 1,000 rows of a prompt is 9% faster by codes than by the widened W,
 // with 1,500 rows 2% (one NVIDIA H200).
 constexpr int64_t kMaxPrefillsByCodes = 1536;
@@ -134,7 +132,8 @@ struct LinearEngine::State {
   // True if decode rows are passes of SmallBatchGemm.
   bool Passes(const LinearParams& p) const {
     const int64_t most = SmallBatchRows(p.weight.in(), limits);
-    if (hopper) return p.decode_rows <= std::min(most, kMaxPassedRowsHopper);
+    // On Hopper cluster_gemm.cu is faster for more decode rows.
+    if (hopper) return p.decode_rows <= std::min(most, kFewRows);
     return most > 0 && p.decode_rows <= kMaxPassedRows;
   }
 

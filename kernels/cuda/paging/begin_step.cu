@@ -7,7 +7,6 @@
 #include "kernels/cuda/paging/paging.h"
 #include "kernels/cuda/primitives/kv_index.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
-#include "kernels/cuda/ptx/global_memory.cuh"
 #include "kernels/cuda/runtime/launch.h"
 #include "kernels/cuda/runtime/supports.h"
 
@@ -17,7 +16,8 @@ namespace {
 constexpr int kBeginStepThreads = 256;
 constexpr int kMaxBeginStepBlocks = 264;
 constexpr int kPlanThreads = 768;
-// Thread blocks of PlanSplitsKernel, about: one keeps an SM's load unit busy for most of its time.
+// The most thread blocks of PlanSplitsKernel where layers are not more, about one an SM of Hopper:
+// the scattered loads and stores of a plan, one after the other, take most of its time.
 constexpr int kPlanBlocks = 120;
 
 // A sequence's new pages per list, row blocks and tiles, packed in one word so that one scan adds

@@ -22,8 +22,8 @@
 // write that, be they the projection alone or all of the layer before, its AppendDecode first; but
 // in the first layer behind more than four rows BeginStepKernel is among them, which writes lists.
 // AccumulateBlocks always triggers after its wait, so ProjectQueries behind it works before its
-// wait; so does BeginStepKernel, and Embed's LookUpKernel, two launches behind it, works before its
-// wait.
+// wait. BeginStepKernel triggers after its wait, too, so Embed's LookUpKernel, two launches behind
+// it, works before its wait.
 //
 // PrefillGemm, and so PrefillFp8Gemm, triggers after its wait for another reason: in a step of at
 // most four decode rows beside a short prompt, the next product (down) would start while gate/up of
@@ -43,17 +43,35 @@
 
 namespace fox::cuda {
 
-// Dynamic shared memory of a block. An SM divides its memory between shared memory and L1 in one
-// way at a time and has to be empty to change it: kernels that are to overlap on it must all ask
-// for the largest share, even if they use less: from BeginStep to Sample all do, in steps of up to
-// kOverlapRows rows, all of which decode.
+// The share of an SM's memory, in percent, that a kernel asks for as shared memory; L1 gets the
+// rest. An SM has one share at a time and has to be empty to change it.
+enum class Carveout : int {
+  kAny = -1,                             // CUDA chooses
+  kAttention = 75,                       // 196 KiB of shared memory and 60 KiB of L1
+  kMax = cudaSharedmemCarveoutMaxShared  // 228 and 28
+};
+
+// Kernels that are to overlap on an SM must all ask for the largest share, even if they use less:
+// from BeginStep to Sample all do, in steps of up to kOverlapRows rows, all of which decode, but
+// for the kernels of DecodeCarveout.
+inline constexpr int64_t kOverlapRows = 64;
+
+// The share of AppendDecode and of decode attention in steps in which all rows decode: with more L1
+// attention is faster by more than Append's overlap with the projection saves. Steps of more than
+// kFewRows rows take 1 to 4% less so (kernels/docs/decode.md).
+inline constexpr int64_t kFewRows = 4;
+constexpr Carveout DecodeCarveout(int64_t rows) {
+  return rows <= kFewRows ? Carveout::kMax : Carveout::kAttention;
+}
+
+// Dynamic shared memory of a block, and the kernel's share.
 struct SmemConfig {
   SmemConfig(size_t size, bool prefer_max = false)  // NOLINT: a size is enough for most
-      : bytes(size), prefer_max_carveout(prefer_max) {}
+      : SmemConfig(size, prefer_max ? Carveout::kMax : Carveout::kAny) {}
+  SmemConfig(size_t size, Carveout share) : bytes(size), carveout(share) {}
   size_t bytes;
-  bool prefer_max_carveout;
+  Carveout carveout;
 };
-inline constexpr int64_t kOverlapRows = 64;
 
 // True if a kernel may overlap the previous one on `stream`: its code must contain the waits, which
 // code compiled for older architectures lacks even on devices that have them, and the stream must
@@ -82,10 +100,10 @@ cudaError_t Launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, SmemCon
     attribute.val.programmaticStreamSerializationAllowed = 1;
   }
 #if CUDART_VERSION >= 12060  // the attribute is younger than the oldest toolkit we build with
-  if (overlaps && shared.prefer_max_carveout) {
+  if (overlaps && shared.carveout != Carveout::kAny) {
     cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
     attribute.id = cudaLaunchAttributePreferredSharedMemoryCarveout;
-    attribute.val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
+    attribute.val.sharedMemCarveout = static_cast<unsigned>(shared.carveout);
   }
 #endif
   return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);

@@ -215,7 +215,7 @@ TEST_P(SequenceSamplesTest, AreThoseOfTheSampler) {
   Random random(static_cast<uint64_t>(vocabulary) + 1);
   Seen seen;
   const auto enqueue = [](const SampleParams& params) { return Sample(params, nullptr); };
-  for (const size_t count : {1, 3, 32, 48, 128}) {  // every number of blocks a row
+  for (const size_t count : {1, 3, 32, 48, 100, 200}) {  // every number of blocks a row
     SampleMany(count, 6, vocabulary, nullptr, enqueue, random, &seen);
     if (HasFatalFailure()) return;
   }

@@ -270,10 +270,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfSm<kHeadDim, Part>)
 
 template <int kHeadDim, typename Part>
 cudaError_t LaunchFor(const Decode& arguments, cudaStream_t stream) {
-  const SmemConfig shared(0, arguments.batch.num_rows <= kOverlapRows);
   return Launch(DecodeKernel<kHeadDim, Part>,
-                static_cast<unsigned>(arguments.schedule.decode_blocks), kThreads, shared, stream,
-                arguments);
+                static_cast<unsigned>(arguments.schedule.decode_blocks), kThreads,
+                SmemConfig(0, CarveoutOf(arguments.batch)), stream, arguments);
 }
 
 }  // namespace

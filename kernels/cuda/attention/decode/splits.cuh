@@ -39,6 +39,11 @@ struct Decode {
   bool reads_early;  // as in decode.h
 };
 
+// The kernel's share of an SM's memory (launch.h). In steps with prompts, other kernels run beside.
+inline Carveout CarveoutOf(const BatchView& batch) {
+  return batch.all_decodes() ? DecodeCarveout(batch.num_rows) : Carveout::kAny;
+}
+
 // Output of AppendDecode for a seq_head's row: the gates and, spread over the lanes, q; and the
 // factors of its output.
 template <int kHeadDim>

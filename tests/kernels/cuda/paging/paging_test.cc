@@ -430,6 +430,48 @@ TEST(PagingTest, ManySequences) {
   pool.Step(tokens);
 }
 
+// Several thread blocks plan each layer.
+TEST(PagingTest, ManyLayers) {
+  Pool pool(7, NarrowShape(24, 3, 2, 3, 40, 3 * 72 * 40));
+  pool.Step({{0, 0, 2500, -10}, {1, 0, 64, -10}, {2, 0, 700, -10}});
+  pool.Step({{0, 2500, 1, -10}, {1, 64, 1, -10}, {2, 700, 1, -10}});
+}
+
+TEST(PagingTest, ManyLayersByClusters) {
+  const int layers = 24, heads = 3;
+  const PagedKvShape shape = NarrowShape(layers, heads, 1, 1, 40, layers * heads * 40);
+  Pool pool(8, shape);
+  pool.Step({{0, 0, 2500, -10}});
+  const std::vector<BatchEntry> token{{0, 2500, 1, -10}};
+  const DeviceBatch batch(token);
+  DeviceWork work(shape, 1, 1);
+  const DeviceArray<BlockStart> device_starts(static_cast<size_t>(layers * heads * kClusterBlocks));
+  work.view.by_clusters = true;
+  work.view.decode_blocks = heads * kClusterBlocks;
+  work.view.block_starts = device_starts.data();
+  ASSERT_EQ(BeginStep(batch.view, pool.kv.view, work.view, nullptr), cudaSuccess);
+  pool.model.Grow(token);
+  pool.model.Check();
+  const std::vector<BlockStart> starts = device_starts.ToHost();
+  for (size_t i = 0; i < starts.size(); ++i) {
+    SCOPED_TRACE(i);
+    const BlockStart& start = starts[i];
+    const size_t list = i / kClusterBlocks;
+    const int first = pool.model.first_live[list], last = PagesFor(2501) - 1;
+    const int splits = NumSplits(first, last), begin = kClusterBlockSplits * (i % kClusterBlocks);
+    EXPECT_EQ(start.first, begin);
+    EXPECT_EQ(start.last, std::max(begin, splits));
+    if (begin >= splits) continue;
+    EXPECT_EQ(start.first_page, SplitPage(first, SplitShift(last + 1 - first), begin, 0));
+    EXPECT_EQ(start.seq_head.index, static_cast<int>(list % heads));
+    EXPECT_EQ((std::array{start.seq_head.length, start.seq_head.first_live, start.seq_head.own}),
+              (std::array{2501, first, pool.model.Page(list, last)}));
+    for (int p = 0; p < kStartPages; ++p) {
+      EXPECT_EQ(start.pages[p], pool.model.Page(list, std::min(start.first_page + p, last)));
+    }
+  }
+}
+
 TEST(PagingTest, ReleaseResetsTheState) {
   Pool pool(6, NarrowShape(2, 3, 2, 4, 8, 6 * 20));
   DeviceKv& kv = pool.kv;
