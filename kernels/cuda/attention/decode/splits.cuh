@@ -13,6 +13,7 @@
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/copy_async.cuh"
 #include "kernels/cuda/ptx/global_memory.cuh"
+#include "kernels/cuda/runtime/launch.h"
 #include "kernels/cuda/runtime/step_schedule.h"
 #include "kernels/interface/attention_params.h"
 #include "kernels/interface/batch_view.h"
