@@ -286,7 +286,6 @@ void CudaOps::BeginStep(const BatchView& batch, const PagedKv& kv, Stream stream
                                ? batch.num_seqs * kv.shape.q_heads * cuda::kClusterBlocks
                                : state_->resident_blocks;
   if (state_->AttendsBeside(batch)) schedule.decode_blocks -= state_->multiprocessors;
-  state_->beside.Forget();
   state_->Enqueue("begin a step", stream,
                   [&](cudaStream_t on) { return cuda::BeginStep(batch, kv, schedule, on); });
 }
@@ -329,8 +328,7 @@ void CudaOps::Append(const BatchView& batch, const AppendParams& params, const P
   cuda::BesideStream* beside = state_->AttendsBeside(batch) ? &state_->beside : nullptr;
   state_->Enqueue("append", stream, [&](cudaStream_t on) {
     return cuda::Append(batch, params, kv, state_->schedule,
-                        {reads_early, triggers_early, cuda::DecodeCarveout(batch.num_rows)}, on,
-                        beside);
+                        {reads_early, triggers_early, cuda::DecodeCarveout(batch)}, on, beside);
   });
   if (!batch.all_decodes()) return;
   state_->unfinished =

@@ -193,19 +193,6 @@ __device__ void CommitPops(const BatchView& batch, const PagedKv& kv) {
   }
 }
 
-// Some thread blocks share the plan of a layer: each finds where all splits begin, and writes its
-// part of the layer's seq_heads and block starts.
-struct Part {
-  int index, count;
-  __device__ __forceinline__ bool Has(int i, int all) const {
-    return static_cast<int64_t>(i) * count / all == index;
-  }
-  __device__ __forceinline__ int Begin(int all) const {
-    return static_cast<int>((static_cast<int64_t>(all) * index + count - 1) / count);
-  }
-  __device__ __forceinline__ int End(int all) const { return Part{index + 1, count}.Begin(all); }
-};
-
 // The first kNear seq_heads of a layer, in shared memory, for the search for a start's seq_head.
 constexpr int kNear = 4096;
 struct Near {
@@ -218,11 +205,11 @@ struct Planned {
   int seq_heads, splits;
 };
 
-// Writes the part's seq_heads, and all behind the first kNear, which any part may look up. If there
-// are more splits than fit, the last ones are omitted and their rows not written. Ends with a
-// barrier.
+// Finds where all splits of the layer begin, and writes the seq_heads of one of `parts` parts, and
+// all behind the first kNear, which any part may look up. If there are more splits than fit, the
+// last ones are omitted and their rows not written. Ends with a barrier.
 __device__ Planned PlanSeqHeads(const BatchView& batch, const PagedKv& kv,
-                                const StepSchedule& schedule, int layer, const Part& part,
+                                const StepSchedule& schedule, int layer, int part, int parts,
                                 Near& near) {
   __shared__ uint64_t warp_sums[kPlanThreads / kWarp];
   constexpr uint64_t kOne = uint64_t{1} << 32;  // a seq_head; splits are below
@@ -232,13 +219,11 @@ __device__ Planned PlanSeqHeads(const BatchView& batch, const PagedKv& kv,
     const int index = base + static_cast<int>(threadIdx.x);
     SeqHead seq_head{};
     if (index < seq_heads) seq_head = SeqHeadOf(batch, kv, layer, index);
-    const bool here = seq_head.end > 0, in_part = here && part.Has(index, seq_heads);
-    if (in_part) seq_head.own = kv.Table(seq_head.list)[LastPage(seq_head)];
-    const uint64_t counts = here ? kOne + static_cast<uint64_t>(seq_head.end) : 0;
+    const uint64_t counts = seq_head.end > 0 ? kOne + static_cast<uint64_t>(seq_head.end) : 0;
     uint64_t total;
     const uint64_t sum = carry + InclusiveScan<kPlanThreads>(counts, warp_sums, total);
     carry += total;
-    if (!here) continue;
+    if (counts == 0) continue;
     const int end = static_cast<int>(sum);
     seq_head.place = static_cast<int>(sum / kOne) - 1;
     seq_head.begin = min(end - seq_head.end, schedule.max_splits);
@@ -246,10 +231,10 @@ __device__ Planned PlanSeqHeads(const BatchView& batch, const PagedKv& kv,
     if (seq_head.place < kNear) {
       near.begin[seq_head.place] = seq_head.begin;
       near.index[seq_head.place] = index;
-    } else if (!in_part) {
-      seq_head.own = kv.Table(seq_head.list)[LastPage(seq_head)];
+      if (index % parts != part) continue;
     }
-    if (in_part || seq_head.place >= kNear) schedule.SeqHeads(layer)[seq_head.place] = seq_head;
+    seq_head.own = kv.Table(seq_head.list)[LastPage(seq_head)];
+    schedule.SeqHeads(layer)[seq_head.place] = seq_head;
   }
   __syncthreads();
   const int splits = static_cast<int>(carry);
@@ -276,8 +261,8 @@ __device__ BlockStart SharedStartOf(const BatchView& batch, const PagedKv& kv,
   return StartOf(kv, first, last, seq_head);
 }
 
-// `parts` thread blocks per layer, from `first_layer` on, and one more that ends the taking of
-// pages where `ends_taking`.
+// `parts` thread blocks share the plan of a layer, from `first_layer` on, and one more ends the
+// taking of pages where `ends_taking`.
 __global__ void __launch_bounds__(kPlanThreads)
     PlanSplitsKernel(const BatchView batch, const PagedKv kv, const StepSchedule schedule,
                      int first_layer, int parts, bool ends_taking) {
@@ -285,13 +270,11 @@ __global__ void __launch_bounds__(kPlanThreads)
   TriggerDependents();
   WaitOnDependencies();
   if (ends_taking && blockIdx.x + 1 == gridDim.x) return CommitPops(batch, kv);
-  const int block = static_cast<int>(blockIdx.x), layer = first_layer + block / parts;
-  const Part part{block % parts, parts};
+  const int block = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
+  const int layer = first_layer + block / parts, part = block % parts;
   Planned planned{};
-  if (!schedule.by_clusters) planned = PlanSeqHeads(batch, kv, schedule, layer, part, near);
-  const int end = part.End(schedule.decode_blocks);
-  for (int b = part.Begin(schedule.decode_blocks) + static_cast<int>(threadIdx.x); b < end;
-       b += kPlanThreads) {
+  if (!schedule.by_clusters) planned = PlanSeqHeads(batch, kv, schedule, layer, part, parts, near);
+  for (int b = thread * parts + part; b < schedule.decode_blocks; b += kPlanThreads * parts) {
     schedule.BlockStarts(layer)[b] =
         schedule.by_clusters ? ClusterStartOf(batch, kv, layer, b)
                              : SharedStartOf(batch, kv, schedule, layer, planned, near, b);

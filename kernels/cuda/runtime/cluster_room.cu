@@ -13,20 +13,12 @@ __global__ void Empty() {}
 }  // namespace
 
 bool FitsLargestCluster() {
-  if (!HasSm90Code(KernelAddress(Empty))) return true;
-  if (AllowDynamicSmem<kHopperSmem, kHopperSmem>(KernelAddress(Empty)) != cudaSuccess) return false;
-  cudaLaunchAttribute size{};
-  size.id = cudaLaunchAttributeClusterDimension;
-  size.val.clusterDim.x = kLargestCluster;
-  size.val.clusterDim.y = size.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(kLargestCluster);
-  config.blockDim = dim3(1);
-  config.dynamicSmemBytes = kHopperSmem;
-  config.attrs = &size;
-  config.numAttrs = 1;
-  int clusters = 0;
-  return cudaOccupancyMaxActiveClusters(&clusters, Empty, &config) == cudaSuccess && clusters > 0;
+  const void* kernel = KernelAddress(Empty);
+  if (!HasSm90Code(kernel)) return true;
+  if (AllowDynamicSmem<kHopperSmem, kHopperSmem>(kernel) != cudaSuccess) return false;
+  int clusters = 0;  // stays 0 in an error
+  ResidentClusters(kernel, 1, kHopperSmem, kLargestCluster, &clusters);
+  return clusters > 0;
 }
 
 }  // namespace fox::cuda

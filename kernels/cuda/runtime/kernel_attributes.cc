@@ -94,7 +94,8 @@ cudaError_t ResidentBlocks(const void* kernel, int threads, int* blocks) {
   });
 }
 
-cudaError_t ResidentClusters(const void* kernel, int threads, int size, int* clusters) {
+cudaError_t ResidentClusters(const void* kernel, int threads, size_t bytes, int size,
+                             int* clusters) {
   return AskOnce(kernel, clusters, [&](int* resident) {
     cudaLaunchAttribute cluster{};
     cluster.id = cudaLaunchAttributeClusterDimension;
@@ -103,6 +104,7 @@ cudaError_t ResidentClusters(const void* kernel, int threads, int size, int* clu
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(static_cast<unsigned>(size));
     config.blockDim = dim3(static_cast<unsigned>(threads));
+    config.dynamicSmemBytes = bytes;
     config.attrs = &cluster;
     config.numAttrs = 1;
     return cudaOccupancyMaxActiveClusters(resident, kernel, &config);

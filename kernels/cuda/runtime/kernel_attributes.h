@@ -48,9 +48,10 @@ cudaError_t AllowDynamicSmem(const void* kernel) {
 // at once. REQUIRES: the same number of threads every time.
 cudaError_t ResidentBlocks(const void* kernel, int threads, int* blocks);
 
-// The number of clusters of `size` such blocks that the device holds at once. REQUIRES: the same
-// numbers every time.
-cudaError_t ResidentClusters(const void* kernel, int threads, int size, int* clusters);
+// The number of clusters of `size` blocks, with `bytes` of dynamic shared memory each, that the
+// device holds at once. REQUIRES: the same numbers every time.
+cudaError_t ResidentClusters(const void* kernel, int threads, size_t bytes, int size,
+                             int* clusters);
 
 // The current device's multiprocessors, for launches of one block on each.
 cudaError_t CountMultiprocessors(int* count);

@@ -40,6 +40,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/runtime/kernel_attributes.h"
+#include "kernels/interface/batch_view.h"
 
 namespace fox::cuda {
 
@@ -56,12 +57,13 @@ enum class Carveout : int {
 // for the kernels of DecodeCarveout.
 inline constexpr int64_t kOverlapRows = 64;
 
-// The share of AppendDecode and of decode attention in steps in which all rows decode: with more L1
-// attention is faster by more than Append's overlap with the projection saves. Steps of more than
-// kFewRows rows take 1 to 4% less so (kernels/docs/decode.md).
+// The share for which AppendDecode and decode attention ask: with more L1 attention saves more than
+// it loses because these kernels overlap the projection less, so steps of more than kFewRows rows
+// take 1 to 4% less (kernels/docs/decode.md). In steps with prompts other kernels run beside them.
 inline constexpr int64_t kFewRows = 4;
-constexpr Carveout DecodeCarveout(int64_t rows) {
-  return rows <= kFewRows ? Carveout::kMax : Carveout::kAttention;
+inline Carveout DecodeCarveout(const BatchView& batch) {
+  if (batch.all_decodes() && batch.num_rows > kFewRows) return Carveout::kAttention;
+  return batch.num_rows <= kOverlapRows ? Carveout::kMax : Carveout::kAny;
 }
 
 // Dynamic shared memory of a block, and the kernel's share.

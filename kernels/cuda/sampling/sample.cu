@@ -408,7 +408,7 @@ cudaError_t ChooseBlocks(int64_t rows, void (*const (&kernels)[4])(const Params,
     const void* kernel = KernelAddress(kernels[*log_blocks]);
     if (!HasSm90Code(kernel)) continue;  // no clusters
     int clusters = 0;
-    const cudaError_t error = ResidentClusters(kernel, kThreads, 1 << *log_blocks, &clusters);
+    const cudaError_t error = ResidentClusters(kernel, kThreads, 0, 1 << *log_blocks, &clusters);
     if (error != cudaSuccess) return error;
     if (rows <= clusters) break;
   }

@@ -288,7 +288,7 @@ template <int kHeadDim, typename Part>
 cudaError_t LaunchFor(const Decode& arguments, cudaStream_t stream) {
   return Launch(DecodeGroupsKernel<kHeadDim, Part>,
                 static_cast<unsigned>(arguments.schedule.decode_blocks), kThreads,
-                SmemConfig(0, CarveoutOf(arguments.batch)), stream, arguments);
+                SmemConfig(0, DecodeCarveout(arguments.batch)), stream, arguments);
 }
 
 }  // namespace

@@ -13,7 +13,6 @@
 #include "kernels/cuda/primitives/warp.cuh"
 #include "kernels/cuda/ptx/copy_async.cuh"
 #include "kernels/cuda/ptx/global_memory.cuh"
-#include "kernels/cuda/runtime/launch.h"
 #include "kernels/cuda/runtime/step_schedule.h"
 #include "kernels/interface/attention_params.h"
 #include "kernels/interface/batch_view.h"
@@ -39,11 +38,6 @@ struct Decode {
   int together;      // HeadsTogether: of these that a seq_head stands for
   bool reads_early;  // as in decode.h
 };
-
-// The kernel's share of an SM's memory (launch.h). In steps with prompts, other kernels run beside.
-inline Carveout CarveoutOf(const BatchView& batch) {
-  return batch.all_decodes() ? DecodeCarveout(batch.num_rows) : Carveout::kAny;
-}
 
 // Output of AppendDecode for a seq_head's row: the gates and, spread over the lanes, q; and the
 // factors of its output.

@@ -467,7 +467,8 @@ TEST(PagingTest, ManyLayersByClusters) {
     EXPECT_EQ((std::array{start.seq_head.length, start.seq_head.first_live, start.seq_head.own}),
               (std::array{2501, first, pool.model.Page(list, last)}));
     for (int p = 0; p < kStartPages; ++p) {
-      EXPECT_EQ(start.pages[p], pool.model.Page(list, std::min(start.first_page + p, last)));
+      EXPECT_EQ(start.pages[p], pool.model.Page(list, std::min(start.first_page + p, last)))
+          << "page " << p;
     }
   }
 }
