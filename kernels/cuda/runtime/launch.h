@@ -57,10 +57,12 @@ enum class Carveout : int {
 // for the kernels of DecodeCarveout.
 inline constexpr int64_t kOverlapRows = 64;
 
+// Up to kFewRows decode rows SmallBatchGemm multiplies (linear.cu), above them ClusterGemm.
+inline constexpr int64_t kFewRows = 4;
+
 // The share for which AppendDecode and decode attention ask: with more L1 attention saves more than
 // it loses because these kernels overlap the projection less, so steps of more than kFewRows rows
 // take 1 to 4% less (kernels/docs/decode.md). In steps with prompts other kernels run beside them.
-inline constexpr int64_t kFewRows = 4;
 inline Carveout DecodeCarveout(const BatchView& batch) {
   if (batch.all_decodes() && batch.num_rows > kFewRows) return Carveout::kAttention;
   return batch.num_rows <= kOverlapRows ? Carveout::kMax : Carveout::kAny;

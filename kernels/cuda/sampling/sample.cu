@@ -22,7 +22,7 @@ namespace fox::cuda {
 namespace sample {
 namespace {
 
-constexpr int kMaxBlocks = 8;  // the largest portable cluster
+constexpr int kMaxLogBlocks = 3;  // the largest portable clusters have 8 blocks
 
 // True if a logit may be sampled from; -infinity is masked where `masks`.
 __device__ __forceinline__ bool IsLegal(float x, bool masks) {
@@ -404,7 +404,7 @@ __global__ void __launch_bounds__(kSetThreads, 1)
 template <typename Params>
 cudaError_t ChooseBlocks(int64_t rows, void (*const (&kernels)[4])(const Params, int, float),
                          int* log_blocks) {
-  for (*log_blocks = 3; *log_blocks > 0; --*log_blocks) {
+  for (*log_blocks = kMaxLogBlocks; *log_blocks > 0; --*log_blocks) {
     const void* kernel = KernelAddress(kernels[*log_blocks]);
     if (!HasSm90Code(kernel)) continue;  // no clusters
     int clusters = 0;
@@ -415,7 +415,7 @@ cudaError_t ChooseBlocks(int64_t rows, void (*const (&kernels)[4])(const Params,
   return cudaSuccess;
 }
 
-// Launches one of the kernels of 1, 2, 4 and kMaxBlocks blocks per row.
+// Launches one of the kernels of 1, 2, 4 and 8 blocks per row.
 template <typename Params>
 cudaError_t LaunchRows(const Params& params, void (*const (&kernels)[4])(const Params, int, float),
                        cudaStream_t stream) {
@@ -423,9 +423,8 @@ cudaError_t LaunchRows(const Params& params, void (*const (&kernels)[4])(const P
   FOX_CHECK(logits.dtype == DType::kF32 && logits.cols > 0);
   constexpr int64_t kMaxCols = int64_t{1} << 30;
   FOX_CHECK(logits.cols <= kMaxCols);
-  FOX_CHECK(logits.rows >= 0 && logits.rows <= INT32_MAX / kMaxBlocks);
+  FOX_CHECK(logits.rows >= 0 && logits.rows <= INT32_MAX >> kMaxLogBlocks);
   FOX_CHECK(logits.rows <= 1 || logits.row_stride >= logits.cols);
-  static_assert(kMaxBlocks == 1 << 3);
   int log_blocks = 0;
   const cudaError_t error = ChooseBlocks(logits.rows, kernels, &log_blocks);
   if (error != cudaSuccess) return error;
@@ -446,14 +445,13 @@ cudaError_t SetPenaltyState(const PenaltyStateParams& params, cudaStream_t strea
 cudaError_t Sample(const SampleParams& params, cudaStream_t stream) {
   using namespace sample;
   return LaunchRows<SampleParams>(
-      params, {SampleKernel<1>, SampleKernel<2>, SampleKernel<4>, SampleKernel<kMaxBlocks>},
-      stream);
+      params, {SampleKernel<1>, SampleKernel<2>, SampleKernel<4>, SampleKernel<8>}, stream);
 }
 
 cudaError_t Score(const ScoreParams& params, cudaStream_t stream) {
   using namespace sample;
   return LaunchRows<ScoreParams>(
-      params, {ScoreKernel<1>, ScoreKernel<2>, ScoreKernel<4>, ScoreKernel<kMaxBlocks>}, stream);
+      params, {ScoreKernel<1>, ScoreKernel<2>, ScoreKernel<4>, ScoreKernel<8>}, stream);
 }
 
 }  // namespace fox::cuda
