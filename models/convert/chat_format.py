@@ -7,6 +7,7 @@ server, which has no template engine, reads the result (models/tokenizer/chat_fo
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
@@ -292,7 +293,8 @@ class _Derivation:
         return {**form, "roles": roles, "tools": texts}
 
     def checked(self, form: dict[str, Any], literals: list[str]) -> dict[str, Any]:
-        """Checks a format, and sets `later_system`: True if a later message may be a system one."""
+        """Checks a format, and sets `later_system`: True if a later message may be a system one,
+        and `system_alone`: True if no message of another role has to follow."""
         later = "system" in form["roles"]
         try:
             self.check(form := {**form, "later_system": later}, literals)
@@ -300,7 +302,23 @@ class _Derivation:
             if not later:
                 raise
             self.check(form := {**form, "later_system": False}, literals)
-        return form
+        return {**form, "system_alone": self._system_alone(form)}
+
+    def _system_alone(self, form: dict[str, Any]) -> bool:
+        """True if system messages alone come out as from the template."""
+        if "system" not in form["roles"]:
+            return False
+        tools = [None, [_tool("f", "d")]] if "tools" in form else [None]
+        counts = (1, 2) if form["later_system"] else (1,)
+        cases = itertools.product(_CONTENTS, counts, (False, True), tools)
+        try:
+            for content, count, generate, told in cases:
+                args = ([{"role": "system", "content": content}] * count, generate, told)
+                if self._rendered(*args) != render_format(form, *args):
+                    return False
+        except NotOfThisForm:
+            return False
+        return True
 
     def check(self, form: dict[str, Any], literals: list[str]) -> None:
         """Raises NotOfThisForm unless random conversations come out as from the template."""

@@ -10,7 +10,6 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "kernels/core/check.h"
 
@@ -30,8 +29,8 @@ std::string Digits(const std::string& first, const std::string& last) {
   if (low != zeros) absl::StrAppend(&out, std::string(1, from++), Digits(low, nines), "|");
   if (high != nines) absl::StrAppend(&out, std::string(1, to--), Digits(zeros, high), "|");
   if (from <= to) {
-    absl::StrAppendFormat(&out, "[%c-%c]", from, to);
-    for (size_t i = 0; i < rest; ++i) out += "[0-9]";
+    absl::StrAppend(&out, "[", std::string(1, from), "-", std::string(1, to), "]");
+    if (rest > 0) absl::StrAppend(&out, "[0-9]{", rest, "}");
   } else {
     out.pop_back();  // the bar
   }
@@ -41,14 +40,19 @@ std::string Digits(const std::string& first, const std::string& last) {
 constexpr size_t kMaxDigits = 16;  // of a number without a bound
 
 // The regular expression of the numbers from `first` to `last`, or without an end if `open`.
+// Numbers of fewer digits than `last` are one way, because each way is followed beside the others.
 std::string Magnitudes(uint64_t first, uint64_t last, bool open) {
   FOX_CHECK(open || first <= last);
-  std::string low = absl::StrCat(first), high = absl::StrCat(last), out = "(";
+  const std::string low = absl::StrCat(first);
+  std::string high = absl::StrCat(last);
   if (open) high = std::string(std::max(low.size(), kMaxDigits), '9');
-  for (; low.size() < high.size(); low = absl::StrCat("1", std::string(low.size(), '0'))) {
-    absl::StrAppend(&out, Digits(low, std::string(low.size(), '9')), "|");
+  if (low.size() == high.size()) return absl::StrCat("(", Digits(low, high), ")");
+  std::string out = absl::StrCat("(", Digits(low, std::string(low.size(), '9')), "|");
+  if (low.size() + 1 < high.size()) {
+    absl::StrAppend(&out, "[1-9][0-9]{", low.size(), ",", high.size() - 2, "}|");
   }
-  return absl::StrCat(out, Digits(low, high), ")");
+  const std::string first_of_high = absl::StrCat("1", std::string(high.size() - 1, '0'));
+  return absl::StrCat(out, Digits(first_of_high, high), ")");
 }
 
 uint64_t Magnitude(int64_t value) {
@@ -204,6 +208,23 @@ std::string IntegerPattern(std::optional<int64_t> first, std::optional<int64_t> 
                     Magnitudes(least, Magnitude(last.value_or(0)), !last));
   }
   return absl::StrCat("(", out, ")");
+}
+
+std::string NumberInEbnf(const std::string& pattern) {
+  std::string out;
+  for (size_t i = 0; i < pattern.size(); ++i) {
+    const char c = pattern[i];
+    if (c == '[' || c == '{') {
+      const size_t end = pattern.find(c == '[' ? ']' : '}', i);
+      absl::StrAppend(&out, c == '[' ? " " : "", pattern.substr(i, end - i + 1));
+      i = end;
+    } else if (c == '(' || c == ')' || c == '|' || c == '?') {
+      absl::StrAppend(&out, c == '(' ? " " : "", std::string(1, c));
+    } else {
+      absl::StrAppend(&out, " \"", std::string(1, c == '\\' ? pattern[++i] : c), "\"");
+    }
+  }
+  return out;
 }
 
 std::string JsonCharacter() {

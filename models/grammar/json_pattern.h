@@ -30,4 +30,8 @@ struct NumberBound {
 // a bound has more digits.
 std::string NumberPattern(std::optional<NumberBound> least, std::optional<NumberBound> most);
 
+// The EBNF of such a regular expression. RegexInEbnf would count each of its nested groups once for
+// each group around it.
+std::string NumberInEbnf(const std::string& pattern);
+
 }  // namespace fox

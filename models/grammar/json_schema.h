@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,9 @@
 namespace fox {
 
 inline constexpr size_t kMaxSchemaDepth = 64;
+
+// Steps of a WorkMeter around AddSchemaRules of a client's schema, some ten milliseconds.
+inline constexpr int64_t kSchemaSteps = 4'000'000;
 
 struct SchemaRules {
   std::string root;                  // the body of a rule that writes one value

@@ -166,7 +166,7 @@ std::string SchemaWriter::Number(const Json& whole, const std::string& path) {
     return rules_.Number();
   }
   if (range.empty()) throw NoValue(absl::StrCat(path, ": no such number"));
-  return Rule(range);
+  return rules_.Add(NumberInEbnf(range));
 }
 
 // A string is written by its pattern; or by its format, if all texts of the format have the allowed
@@ -231,7 +231,8 @@ std::string SchemaWriter::Integer(const Json& whole, const std::string& path) {
     last = std::min(last.value_or(INT64_MAX), *below - 1);
   }
   if (first && last && *first > *last) throw NoValue(absl::StrCat(path, ": no such integer"));
-  return first || last ? Rule(IntegerPattern(first, last)) : rules_.Integer();
+  if (!first && !last) return rules_.Integer();
+  return rules_.Add(NumberInEbnf(IntegerPattern(first, last)));
 }
 
 std::string SchemaWriter::Array(const Json& whole, const std::string& path) {

@@ -183,6 +183,7 @@ absl::Status ChatFormat::Read(const Json& json) {
   end_ = keys.String("end", "");
   alternate_ = keys.Bool("alternate", false);
   later_system_ = keys.Bool("later_system", false);
+  system_alone_ = keys.Bool("system_alone", false);
   if (keys.Find("default_system") != nullptr) default_system_ = keys.String("default_system", "");
   const Json* roles = keys.Find("roles");
   if (roles == nullptr || !roles->is_object()) keys.Invalid("roles", "must be an object");
@@ -306,8 +307,9 @@ absl::Status ChatFormat::Check(absl::Span<const ChatMessage> messages, bool add_
     }
     previous = &name;
   }
-  if (previous == nullptr)
-    return BadMessage(0, ".role: only a system message; a user's must follow");
+  if (previous == nullptr && !system_alone_) {
+    return BadMessage(0, ".role: with this model's template, a user's message must follow");
+  }
   if (!continue_final_message) return absl::OkStatus();
   if (add_generation_prompt) {
     return absl::InvalidArgumentError(

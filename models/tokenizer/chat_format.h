@@ -5,17 +5,18 @@
 //    "roles": {"user": {"prefix": "..", "suffix": "..", "trim": false}, "assistant": {..},
 //              "system": {..}},
 //    "generation_prompt": "..", "end": "", "alternate": false, "later_system": true,
+//    "system_alone": true,
 //    "tools": {"prefix": "..", ..}, "thinking": {"prefix": "..", ..}}
 //
 // The text is bos; then prefix, content and suffix of every message; then generation_prompt, or end
 // if no generation prompt is asked for. `default_system` is the content of a system message that is
 // put before a conversation without one. `trim`: white space around the content is removed.
 // `alternate`: user and assistant take turns, user first. `later_system`: a system message may
-// follow other messages. A format without the role "system" refuses system messages. A format
-// without "tools" (the texts of ToolFormat, beside a role "tool" for the tools' answers) refuses
-// tools. Without "thinking" (the texts of ThinkingFormat) a thought is a part of its content. In
-// each text of the format {{strftime_now("%d %b %Y")}} becomes the local date of the request, by
-// C's strftime.
+// follow other messages. `system_alone`: no other message has to follow it. A format without the
+// role "system" refuses system messages. A format without "tools" (the texts of ToolFormat, beside
+// a role "tool" for the tools' answers) refuses tools. Without "thinking" (the texts of
+// ThinkingFormat) a thought is a part of its content. In each text of the format
+// {{strftime_now("%d %b %Y")}} becomes the local date of the request, by C's strftime.
 #pragma once
 
 #include <cstdint>
@@ -119,7 +120,7 @@ class ChatFormat {
   std::string bos_, generation_prompt_, end_;
   std::optional<std::string> default_system_;
   std::map<std::string, Role> roles_;
-  bool alternate_ = false, later_system_ = false, opens_thought_ = false;
+  bool alternate_ = false, later_system_ = false, system_alone_ = false, opens_thought_ = false;
   std::optional<ToolFormat> tools_;
   std::optional<ThinkingFormat> thinking_;
   AddedTokenSplitter added_;

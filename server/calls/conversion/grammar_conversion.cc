@@ -14,7 +14,6 @@ namespace fox {
 namespace {
 
 constexpr int kMaxTools = 128;
-constexpr int64_t kSchemaSteps = 4'000'000;  // some ten milliseconds
 
 absl::Status Named(const char* field, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(field, ": ", status.message()));

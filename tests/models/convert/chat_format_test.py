@@ -216,12 +216,13 @@ def role(prefix: str, suffix: str, trim: bool = False) -> dict[str, Any]:
 
 def form(bos: str = "", default: str | None = None, prompt: str = "", end: str = "",
          alternate: bool = False, tools: dict[str, str] | None = None,
-         thinking: dict[str, str] | None = None, later: bool | None = None,
+         thinking: dict[str, str] | None = None, later: bool | None = None, alone: bool = True,
          **roles: dict[str, Any]) -> dict[str, Any]:
     parts = {"tools": tools, "thinking": thinking}
     return {"bos": bos, "default_system": default, "roles": roles, "generation_prompt": prompt,
             "end": end, "alternate": alternate, **{k: v for k, v in parts.items() if v},
-            "later_system": "system" in roles if later is None else later}
+            "later_system": "system" in roles if later is None else later,
+            "system_alone": "system" in roles and alone}
 
 
 def same(prefix: str, suffix: str, *names: str, trim: bool = False) -> dict[str, Any]:
@@ -303,6 +304,10 @@ REAL = {
         system=role("<s>[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"), user=role("[INST]", "[/INST]"),
         assistant=role("", "</s>")), ""),
     "generation": (GENERATION, form(prompt="<|im_start|>assistant\n", **IM), ""),
+    "a system message alone": (
+        "{% if messages[0].role == 'system' and not messages[1:] %}"
+        "{{ raise_exception('no question') }}{% endif %}" + CHATML,
+        form(prompt="<|im_start|>assistant\n", alone=False, **IM), ""),
     "tools": (CHATML + "{% if tools %}{{ tools }}{% endif %}",
               form(prompt="<|im_start|>assistant\n", **IM), "without tools: tools are not"),
     "calls": (QWEN25.replace("tool_call.name }}", "tool_call.name | upper }}"),

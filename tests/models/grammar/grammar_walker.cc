@@ -92,7 +92,7 @@ absl::StatusOr<GrammarSource> SourceOf(const Json& ask, std::vector<std::string>
   const auto text = ask["source"].get<std::string>();
   if (ask["kind"] == "regex") return GrammarSource{GrammarSource::Kind::kRegex, text};
   if (ask["kind"] == "grammar") return GrammarSource{GrammarSource::Kind::kGrammar, text};
-  const WorkMeter meter(100'000'000);
+  const WorkMeter meter(kSchemaSteps);
   EbnfRules rules;
   const absl::StatusOr<SchemaRules> schema = AddSchemaRules(text, ask["relax"], &rules);
   if (!schema.ok()) return schema.status();

@@ -7,6 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
+#include "models/grammar/json_schema.h"
+#include "models/grammar/work_meter.h"
 #include "nlohmann/json.hpp"
 #include "tests/models/grammar/byte_grammar.h"
 
@@ -76,6 +78,24 @@ TEST(JsonPatternTest, IntegersKeepToTheirRange) {
     }
   }
   EXPECT_TRUE(std::regex_match("-9223372036854775808", std::regex(IntegerPattern(INT64_MIN, -5))));
+}
+
+// zod 4's z.int() has the bounds of 53 bits; a tool may have many such parameters.
+TEST(JsonPatternTest, IntegersOfManyDigitsTakeLittleOfASchemasWork) {
+  constexpr int kIntegersOfASchema = 200;
+  const std::pair<std::string, std::string> bounds[] = {
+      {"-9007199254740991", "9007199254740991"},
+      {"-9223372036854775808", "9223372036854775807"},
+      {"-1111111111111111", "1111111111111111"},
+      {"123456789012345678", "987654321098765432"}};
+  for (const auto& [first, last] : bounds) {
+    const std::string schema =
+        absl::StrCat(R"({"type": "integer", "minimum": )", first, R"(, "maximum": )", last, "}");
+    const WorkMeter meter(kSchemaSteps);
+    EbnfRules rules;
+    ASSERT_TRUE(AddSchemaRules(schema, /*relax=*/false, &rules).ok()) << schema;
+    EXPECT_LT(meter.spent(), kSchemaSteps / kIntegersOfASchema) << schema;
+  }
 }
 
 TEST(JsonPatternTest, UnknownAndLargePatternsAreRefused) {

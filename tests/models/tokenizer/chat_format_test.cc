@@ -27,7 +27,7 @@ constexpr char kPlain[] = R"({"bos": "<s>", "alternate": true, "roles": {
   "user": {"prefix": "[a", "suffix": "c] ", "trim": true},
   "assistant": {"prefix": " ", "suffix": " a", "trim": true}}})";
 
-constexpr char kTools[] = R"({"later_system": true, "roles": {
+constexpr char kTools[] = R"({"later_system": true, "system_alone": true, "roles": {
   "system": {"prefix": "<s>system\n", "suffix": "</s>\n"}, "user": {"suffix": "</s>\n"},
   "assistant": {"prefix": "A", "suffix": "</s>\n"}, "tool": {"prefix": "[", "suffix": "]"}},
   "tools": {"prefix": "#", "prefix_alone": "alone#", "tool": "\n", "suffix": "<tool>#",
@@ -94,6 +94,10 @@ TEST(ChatFormatTest, TokensAreThoseOfTheWholeText) {
        Last::kClosed,
        "<s>[abc]   a[ax yc] "},
       {kTools, {{"user", "a"}}, Last::kClosed, "a</s>\n"},
+      {kTools,
+       {{"system", "a"}, {"system", "b"}},
+       Last::kPrompt,
+       "<s>system\na</s>\n<s>system\nb</s>\n"},
       {kTools,
        {{"system", "b"}, {"system", "c"}, {"user", "a"}, {"system", ""}},
        Last::kClosed,
@@ -261,7 +265,7 @@ TEST(ChatFormatTest, RefusalsNameTheMessage) {
        Last::kPrompt,
        "messages[1].role: this model's template has a system message first only"},
       {kChatMl, {{"system", ""}, {"system", ""}, {"user", ""}}, Last::kPrompt, "messages[1].role:"},
-      {kChatMl, {{"system", ""}}, Last::kPrompt, "messages[0].role: only a system message"},
+      {kChatMl, {{"system", ""}}, Last::kPrompt, "messages[0].role: with this model's template"},
       {kChatMl, {{"user", "\xFF"}}, Last::kPrompt, "messages[0].content: not valid UTF-8"},
       {kPlain, {{"assistant", ""}}, Last::kPrompt, "messages[0].role: user and assistant must"},
       {kPlain, {{"user", ""}, {"user", ""}}, Last::kPrompt, "messages[1].role: user and"},

@@ -41,6 +41,8 @@ def conversations(form: dict[str, Any]) -> list[list[dict[str, Any]]]:
     """Conversations for which the format has all roles."""
     user = {"role": "user", "content": "q "}
     found = [[user]]
+    if form["system_alone"]:
+        found.append([{"role": "system", "content": " s\n"}])
     for answer in ANSWERS:
         said = {"role": "assistant", "content": answer}
         found += [[user, said], [user, said, user]]
