@@ -23,7 +23,7 @@ AMOUNTS: tuple[tuple[str, Callable[[str], object], Callable[[str], int], int], .
      lambda text: text.count("\n"), 76_440),  # (48,000)
     ("lines of C++ and CUDA outside tests, without blanks and comments",
      lambda path: not path.startswith("tests/") and CPP_FILE.search(path),
-     lambda text: len(re.findall(r"(?m)^[ \t]*(?!//)[^ \t\n]", text)), 50_830),  # (34,000)
+     lambda text: len(re.findall(r"(?m)^[ \t]*(?!//)[^ \t\n]", text)), 50_840),  # (34,000)
     ("lines of ./run", lambda path: path == "run", lambda text: text.count("\n"), 260),
     ("lines of models/fox_model.cc", lambda path: path == "models/fox_model.cc",
      lambda text: text.count("\n"), 165),

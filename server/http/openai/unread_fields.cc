@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "server/http/openai/json_fields.h"
 
 namespace fox {
@@ -164,10 +165,27 @@ bool IsMisspelled(const std::string& name, const std::string& known) {
   return std::max(a.size(), b.size()) <= (std::min(plain.size(), wanted.size()) > 3 ? 1U : 0U);
 }
 
+// Advice where a field may have another name than in OpenAI's older APIs, or not be there.
+std::string AdviceOfOtherNames(const std::string& name, const Unsupported& row,
+                               const JsonFields& fields) {
+  const auto asks = [&](absl::string_view known) {
+    return fields.asked().count(std::string(known)) > 0;
+  };
+  if (asks("input") && (name == "messages" || name == "prompt")) return "did you mean input?";
+  absl::string_view meant = row.advice;
+  if (!absl::ConsumePrefix(&meant, "did you mean ")) return row.advice;
+  for (const absl::string_view known : absl::StrSplit(row.names, ' ')) {
+    if (asks(known)) return absl::StrCat("did you mean ", known, "?");
+  }
+  return asks(meant.substr(0, meant.find_first_of(" ?"))) ? row.advice : kNotSupported;
+}
+
 std::string AdviceOn(const std::string& name, const Unsupported* row, const JsonFields& fields,
                      FieldPlace place) {
   if (place == FieldPlace::kFormat) return "not of this type; a schema is of json_schema";
-  if (row != nullptr) return row->advice;
+  const bool other_names =
+      place == FieldPlace::kResponsesBody || place == FieldPlace::kMessagesBody;
+  if (row != nullptr) return other_names ? AdviceOfOtherNames(name, *row, fields) : row->advice;
   for (const std::string& known : fields.asked()) {
     if (IsMisspelled(name, known)) return absl::StrCat("did you mean ", known, "?");
   }
