@@ -87,7 +87,8 @@ const Json* Identified(const Json& json, const std::string& name) {
   SpendWork(1);
   const Json& anchor = At(json, "$anchor");
   const bool is_anchor = anchor.is_string() && name == "#" + anchor.get<std::string>();
-  if (At(json, "$id") == name || is_anchor) return &json;
+  // `id`: draft 4.
+  if (At(json, "$id") == name || At(json, "id") == name || is_anchor) return &json;
   if (!json.is_structured()) return nullptr;
   for (const auto& [word, part] : json.items()) {
     if (word == "enum" || word == "const") continue;  // values, not schemas
@@ -376,7 +377,22 @@ bool SchemaWriter::Separate(Json* a, Json* b, const std::string& path) {
       return true;
     }
   }
-  return false;
+  // Objects have no unnamed properties where a schema names some: so what either writes lacks a
+  // property that the other requires.
+  const auto writes = [&](const Json& schema, const std::string& name) {
+    const Json &names = At(schema, "properties"), &others = At(schema, "additionalProperties");
+    const auto holds = [&](const char* word) { return schema.contains(word); };
+    constexpr const char* kMore[] = {"patternProperties", "unevaluatedProperties", "anyOf", "oneOf",
+                                     "enum"};
+    return names.empty() || names.contains(name) || requires_name(schema, name) ||
+           !(others.is_null() || others == false) ||
+           std::any_of(std::begin(kMore), std::end(kMore), holds);
+  };
+  const auto lacks = [&](const Json& schema, const Json& required) {
+    return std::any_of(required.begin(), required.end(),
+                       [&](const Json& name) { return !writes(schema, name); });
+  };
+  return lacks(*a, At(*b, "required")) && lacks(*b, At(*a, "required"));
 }
 
 std::string SchemaWriter::Alternatives(const Json& whole, const std::string& keyword,

@@ -120,6 +120,9 @@ ZOD: dict[str, dict[str, typing.Any]] = {
     "recursive": {**_object(name=TEXT, sub={"type": "array", "items": {"$ref": "#"}})},
     "union of kinds": {"oneOf": [_object(kind={"type": "string", "const": "a"}, x=NUMBER),
                                  _object(kind={"type": "string", "const": "b"})]},
+    "union of shapes": {"oneOf": [
+        {"type": "object", "properties": {"radius": NUMBER}, "required": ["radius"]},
+        {"type": "object", "properties": {"w": NUMBER, "h": NUMBER}, "required": ["w", "h"]}]},
     "intersection": {"allOf": [{"type": "object", "properties": {"a": TEXT}, "required": ["a"]},
                                {"type": "object", "properties": {"b": NUMBER}, "required": ["b"]}]},
     "closed intersection": {"allOf": [  # TypeBox's Type.Composite and Intersect
@@ -142,6 +145,8 @@ _NODE = {"$id": "Node", **_object(value=NUMBER, nodes={"type": "array", "items":
 NAMED: dict[str, dict[str, typing.Any]] = {
     "recursive by $id": _NODE, "recursive inside": _object(tree=_NODE),
     "anchor": {**_object(x={"$ref": "#text"}), "$defs": {"T": {"$anchor": "text", **TEXT}}},
+    "id": {"$schema": "http://json-schema.org/draft-04/schema#", **_object(x={"$ref": "#text"}),
+           "definitions": {"T": {"id": "#text", **TEXT}}},
     "absolute": {"$id": "https://a.b/c", **_object(x={"$ref": "https://a.b/c#/$defs/T"}),
                  "$defs": {"T": TEXT}},
 }

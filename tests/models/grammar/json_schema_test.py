@@ -66,8 +66,7 @@ def problem(schema: Any, text: str) -> str:
         value = json.loads(text, object_pairs_hook=members)
     except ValueError as error:
         return f"no JSON: {error}"
-    old = isinstance(schema, dict) and "draft-07" in schema.get("$schema", "")
-    validator = jsonschema.Draft7Validator if old else jsonschema.Draft202012Validator
+    validator = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
     try:
         for error in validator(schema, format_checker=validator.FORMAT_CHECKER).iter_errors(value):
             return str(error.message)[:200]
