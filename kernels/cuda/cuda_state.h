@@ -79,8 +79,8 @@ struct CudaState {
     if (behind_join) cuda::AllowOverlap(on, false);
     device_error.Check(launch(on), what);
     if (behind_join) cuda::AllowOverlap(on, true);
-    // The operation behind the one that marked uses the mark, in Run, or discards the mark here:
-    // otherwise a later Run would not wait for this operation's work.
+    // A mark of BesideStream serves the next operation alone: if Run has not used the mark in that
+    // operation, the mark is discarded here, because a later Run would not wait for the operation.
     if (behind_mark) beside.Forget();
   }
 

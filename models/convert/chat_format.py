@@ -310,15 +310,12 @@ class _Derivation:
             return False
         tools = [None, [_tool("f", "d")]] if "tools" in form else [None]
         counts = (1, 2) if form["later_system"] else (1,)
-        cases = itertools.product(_CONTENTS, counts, (False, True), tools)
+        messages = [[{"role": "system", "content": c}] * n for c in _CONTENTS for n in counts]
+        cases = itertools.product(messages, (False, True), tools, _switches(form))
         try:
-            for content, count, generate, told in cases:
-                args = ([{"role": "system", "content": content}] * count, generate, told)
-                if self._rendered(*args) != render_format(form, *args):
-                    return False
+            return all(self._rendered(*case) == render_format(form, *case) for case in cases)
         except NotOfThisForm:
             return False
-        return True
 
     def check(self, form: dict[str, Any], literals: list[str]) -> None:
         """Raises NotOfThisForm unless random conversations come out as from the template."""
@@ -328,8 +325,7 @@ class _Derivation:
         seen: list[tuple[bool, list[Message]]] = []
         for _ in range(RANDOM_CONVERSATIONS):
             messages, tools = _random_conversation(draw, form, pieces)
-            switch = (None, True, False) if form.get("thinking", {}).get("skip") else (None,)
-            args = (messages, draw.random() < 0.5, tools, draw.choice(switch))
+            args = (messages, draw.random() < 0.5, tools, draw.choice(_switches(form)))
             seen.append((self._rendered(*args) == render_format(form, *args), messages))
         wrong = [messages for is_right, messages in seen if not is_right]
         if wrong:
@@ -362,6 +358,11 @@ def _blamed(wrong: list[list[Message]], right: list[list[Message]]) -> str:
         return next(shares) - next(shares)
 
     return max(_TRAITS, key=gap)
+
+
+def _switches(form: dict[str, Any]) -> tuple[bool | None, ...]:
+    """The values of enable_thinking that the format serves."""
+    return (None, True, False) if form.get("thinking", {}).get("skip") else (None,)
 
 
 def _random_conversation(

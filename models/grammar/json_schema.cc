@@ -87,7 +87,7 @@ const Json* Identified(const Json& json, const std::string& name) {
   SpendWork(1);
   const Json& anchor = At(json, "$anchor");
   const bool is_anchor = anchor.is_string() && name == "#" + anchor.get<std::string>();
-  // `id`: draft 4.
+  // `id` is what draft 4 calls `$id`.
   if (At(json, "$id") == name || At(json, "id") == name || is_anchor) return &json;
   if (!json.is_structured()) return nullptr;
   for (const auto& [word, part] : json.items()) {
@@ -418,7 +418,8 @@ std::string SchemaWriter::Alternatives(const Json& whole, const std::string& key
       if (!relax_) {
         Fail(path,
              "oneOf is supported of schemas that differ in type, or in const or enum, or in the "
-             "const or enum of a property of both");
+             "const or enum of a property of both, and of objects that each lack a property which "
+             "the other requires");
       }
       Drop(path, keyword);
     }

@@ -26,8 +26,8 @@ cudaError_t Append(const BatchView& batch, const AppendParams& params, const Pag
     BatchView decodes = batch;
     decodes.num_seqs = batch.num_decodes;
     decodes.num_rows = batch.num_decodes;
-    const Carveout carveout = decodes.num_rows <= kOverlapRows ? Carveout::kMax : Carveout::kAny;
-    const cudaError_t decoded = AppendDecode(decodes, params, kv, {.carveout = carveout}, stream);
+    const AppendOverlap waits{.carveout = OverlapCarveout(decodes.num_rows)};
+    const cudaError_t decoded = AppendDecode(decodes, params, kv, waits, stream);
     if (decoded != cudaSuccess) return decoded;
     const cudaError_t marked = beside == nullptr ? cudaSuccess : beside->Mark(stream);
     if (marked != cudaSuccess) return marked;

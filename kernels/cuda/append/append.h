@@ -13,8 +13,8 @@ namespace fox::cuda {
 
 class BesideStream;
 
-// What the kernel of decode rows may do while earlier kernels still run, and the share of an SM's
-// memory for which it asks (launch.h).
+// AppendOverlap says what AppendDecodeKernel may do while earlier kernels still run, and which
+// share of an SM's memory it asks for (launch.h).
 struct AppendOverlap {
   // No kernel that has not ended when this one starts writes the sequences' lists, or the layer's
   // pages and running state: they are read before the wait.

@@ -16,8 +16,9 @@ namespace {
 constexpr int kBeginStepThreads = 256;
 constexpr int kMaxBeginStepBlocks = 264;
 constexpr int kPlanThreads = 768;
-// The most thread blocks of PlanSplitsKernel where layers are not more, about one an SM of Hopper:
-// the scattered loads and stores of a plan, one after the other, take most of its time.
+// PlanSplitsKernel has at most so many thread blocks for plans, about one an SM of Hopper, or one
+// for each layer if layers are more: an SM's scattered loads and stores, one after the other, take
+// most of a plan's time.
 constexpr int kPlanBlocks = 120;
 
 // A sequence's new pages per list, row blocks and tiles, packed in one word so that one scan adds

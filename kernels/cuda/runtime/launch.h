@@ -56,6 +56,9 @@ enum class Carveout : int {
 // from BeginStep to Sample all do, in steps of up to kOverlapRows rows, all of which decode, but
 // for the kernels of DecodeCarveout.
 inline constexpr int64_t kOverlapRows = 64;
+constexpr Carveout OverlapCarveout(int64_t rows) {
+  return rows <= kOverlapRows ? Carveout::kMax : Carveout::kAny;
+}
 
 // Up to kFewRows decode rows SmallBatchGemm multiplies (linear.cu), above them ClusterGemm.
 inline constexpr int64_t kFewRows = 4;
@@ -65,7 +68,7 @@ inline constexpr int64_t kFewRows = 4;
 // take 1 to 4% less (kernels/docs/decode.md). In steps with prompts other kernels run beside them.
 inline Carveout DecodeCarveout(const BatchView& batch) {
   if (batch.all_decodes() && batch.num_rows > kFewRows) return Carveout::kAttention;
-  return batch.num_rows <= kOverlapRows ? Carveout::kMax : Carveout::kAny;
+  return OverlapCarveout(batch.num_rows);
 }
 
 // Dynamic shared memory of a block, and the kernel's share.

@@ -42,10 +42,11 @@ inline int64_t MaxPrefillBlocks(const BatchView& batch) {
 inline constexpr int kTileRows = 128;
 static_assert(kTileRows % kPageTokens == 0);
 
-// A KV split of decode attention: 1 << shift neighbouring pages of a window, counted from its first
-// one, or what is left of them at its end. The shift follows from the window alone, so a row's bits
-// do not depend on the batch or on the server's limits: four pages, eight from kLongWindowPages on,
-// and then twice as many until a window has at most kManySplits.
+// A KV split of decode attention is 1 << shift neighbouring pages of a window, counted from the
+// window's first page; the window's last split has the remaining pages. SplitShift depends on the
+// window's length alone, so that a row's bits do not depend on the batch or on the server's limits:
+// a split has four pages, eight from kLongWindowPages on, and then twice as many until a window has
+// at most kManySplits.
 inline constexpr int kMinSplitShift = 2;
 inline constexpr int kLongWindowPages = 513;
 inline constexpr int kManySplits = 512;

@@ -20,7 +20,7 @@ using testing::DeviceArray;
 using Random = std::mt19937_64;
 
 inline constexpr int32_t kPoisoned = -1;
-inline constexpr int32_t kMaxSlots = 211;  // a prime above every number of rows
+inline constexpr int32_t kMaxSlots = 211;  // a prime above every number of sampled rows
 
 template <typename T>
 T OneOf(Random& random, const std::vector<T>& choices) {

@@ -87,7 +87,7 @@ TEST_P(SampleTest, SamplesWithoutFilters) {
 TEST_P(SampleTest, ScoresWhatTheSamplerScores) {
   const int32_t vocabulary = GetParam();
   Random random(static_cast<uint64_t>(vocabulary) + 1);
-  for (const size_t count : {1, 3, 32, 48, 100, 200}) {
+  for (const size_t count : {1, 3, 32, 48, 128, 300}) {
     SCOPED_TRACE(::testing::Message() << count << " rows");
     SampleBatch batch = RandomBatch(count, vocabulary, random);
     batch.Upload();
