@@ -269,7 +269,7 @@ absl::Status Call::DeliverEvents() {
       FOX_CHECK(stage_ == Stage::kConverting || stage_ == Stage::kRunning);
       for (CallEvent& event : events_) format_->AddEvent(std::move(event));
       if (!AccountBytes()) {
-        SetFailure(AnswersUnread());
+        SetFailure(NoRoom());
         hangs = writing_;
       }
     }
@@ -384,6 +384,12 @@ bool Call::AccountBytes() {
   return true;
 }
 
+absl::Status Call::NoRoom() const {
+  const int64_t more = format_->held_bytes() + in_flight_bytes_ - accounted_bytes_;
+  // While nothing is being written, no reader is to blame.
+  return !writing_ && info_.share.Exceeds(more) ? AnswerTooLarge() : AnswersUnread();
+}
+
 // The analysis does not follow a reference that the lock's owner holds.
 Call::Transition::~Transition() ABSL_NO_THREAD_SAFETY_ANALYSIS {
   Step step = call_.NextStep();
@@ -404,8 +410,9 @@ Call::Step Call::NextStep() {
     in_flight_bytes_ = static_cast<int64_t>(in_flight_.bytes.size());
     // The events of a stream were accounted for when they came, in a form that is no smaller.
     if (!AccountBytes() && last && !stream_) {
+      const absl::Status full = NoRoom();
       in_flight_bytes_ = 0;
-      SetFailure(AnswersUnread());
+      SetFailure(full);
     }
   }
   step.failure = failure_;

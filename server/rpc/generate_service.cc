@@ -1,6 +1,8 @@
 // GenerateService: the formats of Generate, GenerateStream and Score, and Abort. See services.h.
 #include <algorithm>
 #include <memory>
+#include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -203,8 +205,9 @@ GenerateService::GenerateService(ServerCore& core) : RawService(core) {
           return absl::InvalidArgumentError("request_ids: 1 to 1024 ids");
         }
         v1::AbortResponse response;
+        std::set<std::string> seen;  // a call that is ending is still found
         for (const std::string& id : request.request_ids()) {
-          if (AbortCalls(core, call, id)) response.add_aborted(id);
+          if (seen.insert(id).second && AbortCalls(core, call, id)) response.add_aborted(id);
         }
         return response;
       });

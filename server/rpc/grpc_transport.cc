@@ -33,7 +33,10 @@ void GrpcTransport::AnswerNow(ServerCore& core, CallInfo info, absl::Status stat
                               std::string message) {
   FOX_CHECK(call_ == nullptr && writes_.has_value());
   share_ = std::move(info.share);
-  if (status.ok() && !share_.Hold(static_cast<int64_t>(message.size()))) status = AnswersUnread();
+  const auto bytes = static_cast<int64_t>(message.size());
+  if (status.ok() && !share_.Hold(bytes)) {
+    status = share_.Exceeds(bytes) ? AnswerTooLarge() : AnswersUnread();
+  }
   EndAnswer(status, std::move(message), core.RetryAfterMs());
 }
 

@@ -215,20 +215,45 @@ TEST(HttpCompletionCallTest, AListOfPromptsIsAdmittedAsAWhole) {
   EXPECT_EQ(client.Post(kPath, Greedy({"a", "b"}, 3)).status, 200);
 }
 
+// Clients send a request again that is refused with 429.
+TEST(HttpCompletionCallTest, AnAnswerThatCanNeverBeHeldIsNotToBeAskedForAgain) {
+  TestCoreOptions options;
+  options.limits.max_call_bytes = 64 << 10;
+  TestServer test(options);
+  HttpClient client = test.ConnectHttp();
+  Json request = With(Greedy(std::string(600, 'a'), 2), "echo", true);
+  EXPECT_EQ(client.Post(kPath, request).status, 200);
+  request["logprobs"] = 5;
+  for (const bool stream : {false, true}) {
+    const HttpReply refused = client.Post(kPath, With(request, "stream", stream));
+    EXPECT_EQ(refused.status, 400);
+    EXPECT_EQ(refused.headers.count("retry-after"), 0U);
+    EXPECT_TRUE(absl::StrContains(refused.body, "half of --call-memory-mb")) << refused.body;
+  }
+  EXPECT_TRUE(test.WaitIdle());
+}
+
 TEST(HttpCompletionCallTest, ARequestHasItsId) {
   TestServer test;
   test.script->step_delay_us = 2000;
   HttpClient client = test.ConnectHttp(), other = test.ConnectHttp();
   const std::string body = With(Greedy("hello", 3000), "stream", true).dump();
   client.SendRequest("POST", kPath, body, "X-Request-Id: mine\r\n");
-  ASSERT_TRUE(client.ReadUntil("cmpl-mine"));
-  other.SendRequest("POST", kPath, body, "X-Request-Id: mine\r\n");
-  EXPECT_EQ(other.Read().status, 409);
+  ASSERT_TRUE(client.ReadUntil("\"object\""));
+  const std::string begun = client.received().substr(client.received().find("cmpl-") + 5);
+  const std::string id = begun.substr(0, begun.find('"'));
+  // A service mesh has the header passed on with all calls for one request of a user's.
+  other.SendRequest("POST", kPath, Greedy("hello", 2).dump(), "X-Request-Id: mine\r\n");
+  const HttpReply beside = other.Read();
+  EXPECT_EQ(beside.status, 200);
+  EXPECT_EQ(beside.headers.at("x-request-id"), "mine");
+  EXPECT_TRUE(absl::StartsWith(beside.Json()["id"].get<std::string>(), "cmpl-mine-"));
+  EXPECT_NE(beside.Json()["id"], "cmpl-" + id);
   other.SendRequest("POST", kPath, body, "X-Request-Id: not mine\r\n");
   EXPECT_EQ(other.Read().ErrorField(), "x-request-id");
   CallInfo administrator;
   administrator.administrator = true;
-  EXPECT_TRUE(AbortCalls(*test.core, administrator, "mine"));
+  EXPECT_TRUE(AbortCalls(*test.core, administrator, id));
   ASSERT_TRUE(client.ReadUntil("[DONE]"));
   EXPECT_TRUE(absl::StrContains(client.received(), "\"finish_reason\":\"abort\""));
 }

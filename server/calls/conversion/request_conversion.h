@@ -74,7 +74,8 @@ struct GenerationSpec {
   bool windows = false;
   bool audit = false;  // needs acp_stats
   int32_t stream_interval = 1;
-  // Set if the prompt is to be echoed.
+  // Set if the prompt is to be echoed: the text as it was sent; of ids, and of a text that may have
+  // been truncated, the text of the prompt's tokens.
   bool echo = false;
   std::string prompt_text;
 };

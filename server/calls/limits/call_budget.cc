@@ -56,7 +56,7 @@ bool CallBudget::Change(uint64_t client, int64_t calls, int64_t bytes) {
   const int64_t kept = std::min((max_calls_ + 63) / 64, max_calls_ - 1);
   const bool fits =
       (calls <= 0 || (total.calls <= max_calls_ && held.calls <= max_calls_ - kept)) &&
-      (bytes <= 0 || (total.bytes <= max_bytes_ && held.bytes <= (max_bytes_ + 1) / 2));
+      (bytes <= 0 || (total.bytes <= max_bytes_ && held.bytes <= max_client_bytes()));
   if (fits) {
     FOX_CHECK(held.calls >= 0 && held.bytes >= 0);
     total_ = total;
@@ -71,6 +71,12 @@ bool CallBudget::Change(uint64_t client, int64_t calls, int64_t bytes) {
 
 absl::Status AnswersUnread() {
   return absl::ResourceExhaustedError("too much waits to be read by clients");
+}
+
+absl::Status AnswerTooLarge() {
+  return absl::OutOfRangeError(
+      "the answer takes more than half of --call-memory-mb; send fewer or shorter prompts at once, "
+      "or ask for fewer log-probabilities");
 }
 
 }  // namespace fox

@@ -33,6 +33,10 @@ class CallBudget {
     // The first call releases the request's own bytes. Reserves in steps of 4 KiB, so that not
     // every token takes the budget's lock. False: the budget is full, and nothing has changed.
     bool Hold(int64_t bytes);
+    // True if a share that held `bytes` more would alone be more than a client may hold.
+    bool Exceeds(int64_t bytes) const {
+      return budget_ != nullptr && held_ + bytes > budget_->max_client_bytes();
+    }
     int64_t bytes() const { return taken_; }
 
    private:
@@ -55,6 +59,7 @@ class CallBudget {
   int64_t bytes() const;
   int64_t max_calls() const { return max_calls_; }
   int64_t max_bytes() const { return max_bytes_; }
+  int64_t max_client_bytes() const { return (max_bytes_ + 1) / 2; }
   // True if the client holds at least an equal part of all calls, and more than `few`.
   bool HoldsMost(uint64_t client, int64_t few = 0) const;
 
@@ -74,5 +79,7 @@ class CallBudget {
 
 // ResourceExhausted: answers that wait to be read fill the budget.
 absl::Status AnswersUnread();
+// OutOfRange: what has to be sent at once is more than a client may hold, so it can never be sent.
+absl::Status AnswerTooLarge();
 
 }  // namespace fox

@@ -14,6 +14,7 @@
 #include "kernels/paging/paged_kv.h"
 #include "server/calls/sequence_events.h"
 #include "server/http/port/http_error.h"
+#include "server/process/random_id.h"
 
 namespace fox {
 
@@ -144,10 +145,12 @@ CompletionFormat::CompletionFormat(const HttpApi& api, const ConversionContext& 
       body_(std::move(sent->body)) {}
 
 absl::StatusOr<CallOutline> CompletionFormat::ParseMessage() {
-  absl::StatusOr<std::string> id = CheckRequestId(sent_id_);
-  if (!id.ok()) return id.status();
-  id_ = *std::move(id);
-  head_->headers = {{"X-Request-Id", id_}, {"Request-Id", id_}};  // Anthropic's name
+  const absl::StatusOr<std::string> name = CheckRequestId(sent_id_);
+  if (!name.ok()) return name.status();
+  head_->headers = {{"X-Request-Id", *name}, {"Request-Id", *name}};  // Anthropic's name
+  // A service passes the header on with all calls that it makes for one request of its own, so
+  // calls may share it; their ids and the ids of their answers must differ.
+  id_ = sent_id_.empty() ? *name : absl::StrCat(*name, "-", RandomUuid());
   const auto bytes = static_cast<int64_t>(body_.size());
   absl::StatusOr<CompletionRequest> request = api_.parse(std::exchange(body_, {}), context_);
   if (!request.ok()) return request.status();

@@ -99,12 +99,18 @@ void CompletionLogprobs::AddToken(int32_t id, const std::string& logprob, const 
   Append(logprob, &logprobs_);
   Append(top, &top_);
   Append(absl::StrCat(offset_), &offsets_);
-  offset_ += CountCharacters(stream_.Push(id));
+  if (before_text_ > 0) {
+    --before_text_;
+  } else {
+    offset_ += CountCharacters(stream_.Push(id));
+  }
 }
 
-std::string CompletionLogprobs::TakeJson() {
-  if (tokens_.empty()) return "null";
-  if (chat_) return absl::StrCat("{\"content\":[", std::exchange(tokens_, {}), "]}");
+std::string CompletionLogprobs::TakeJson(bool whole) {
+  if (tokens_.empty() && !whole) return "null";
+  if (chat_) {
+    return absl::StrCat("{\"content\":[", std::exchange(tokens_, {}), "],\"refusal\":null}");
+  }
   std::string out =
       absl::StrCat("{\"tokens\":[", tokens_, "],\"token_logprobs\":[", logprobs_,
                    "],\"top_logprobs\":[", top_, "],\"text_offset\":[", offsets_, "]}");

@@ -3,6 +3,7 @@
 // document of many small values takes ten times the memory.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -22,6 +23,8 @@ class CompletionLogprobs {
   CompletionLogprobs(const Tokenizer& tokenizer, bool skip_special, bool at_text_start,
                      bool chat = false);
 
+  // The first `tokens` are added tokens in front of the text, as bos. Before any token.
+  void BeginBeforeText(size_t tokens) { before_text_ = tokens; }
   // The first token of a prompt, which has no probability.
   void AddFirst(int32_t id);
   // A first token that the client did not send: it is in no list, but precedes the others in the
@@ -32,8 +35,9 @@ class CompletionLogprobs {
   // Begins as a copy of a prompt's lists; the next offset is `characters`.
   void Follow(const CompletionLogprobs& prompt, int64_t characters);
 
-  // The lists so far as one JSON object; they begin anew. "null": no token since the last call.
-  std::string TakeJson();
+  // The lists so far as one JSON object; they begin anew. "null": no token since the last call, and
+  // not `whole`, that is, a part of an answer.
+  std::string TakeJson(bool whole);
   int64_t bytes() const;
 
  private:
@@ -43,8 +47,9 @@ class CompletionLogprobs {
 
   const Tokenizer& tokenizer_;
   const bool chat_;
-  TokenStream stream_;  // counts characters
-  int64_t offset_ = 0;  // of the next token, in characters
+  TokenStream stream_;      // counts characters
+  int64_t offset_ = 0;      // of the next token, in characters
+  size_t before_text_ = 0;  // tokens to come that are not in the text
   std::string tokens_, logprobs_, top_, offsets_;
 };
 

@@ -148,6 +148,9 @@ void ReadOutput(JsonFields* fields, const EngineOptions& engine, CompletionReque
   if (!out->stream) return fields->Fail("stream_options", "absent without stream");
   JsonFields within(*options);
   out->include_usage = within.Bool("include_usage").value_or(false);
+  out->continuous_usage =
+      within.Bool("continuous_usage_stats").value_or(false) && out->include_usage;
+  output->set_token_ids(out->continuous_usage);  // they are counted
   fields->FailWithin("stream_options", within.status());
   fields->FailWithin("stream_options", CheckUnreadFields(within, FieldPlace::kStreamOptions));
 }
@@ -349,7 +352,7 @@ absl::StatusOr<CompletionRequest> ParseCompletion(const std::string& body,
   v1::ChatMessages* const messages = chat ? out.prompts.emplace_back().mutable_messages() : nullptr;
   if (chat) {
     ReadTurn(&*fields, *context.chat, messages);
-    out.settings.mutable_output()->set_token_ids(CountsThoughts(context));
+    if (CountsThoughts(context)) out.settings.mutable_output()->set_token_ids(true);
   }
   status = fields->status();
   if (status.ok()) status = CheckUnreadFields(*fields);

@@ -24,8 +24,9 @@ struct CompletionRequest {
   bool max_tokens_sent = false;
   const char* max_tokens_field = "max_tokens";  // its name
   bool echo = false, stream = false, include_usage = false;
-  std::string echoed;           // fields of the body that the answer repeats: `"a":1,"b":2`
-  bool seals_thoughts = false;  // a thought comes also in a form that clients need not read
+  bool continuous_usage = false;  // usage so far in each chunk, too
+  std::string echoed;             // fields of the body that the answer repeats: `"a":1,"b":2`
+  bool seals_thoughts = false;    // a thought comes also in a form that clients need not read
   // Of functions in a namespace: the name that the model sees, the namespace and their own.
   std::map<std::string, std::pair<std::string, std::string>> namespaced;
   int32_t n = 1;          // choices of a prompt

@@ -74,6 +74,7 @@ class CompletionWriter final : public AnswerWriter {
     std::vector<AnswerPart> calls;
     std::optional<CompletionLogprobs> logprobs;
     std::string finish = "null", stop = "null";  // JSON
+    // Until it ends, those whose ids have come.
     uint32_t tokens = 0, thought_tokens = 0;
     uint32_t cached_tokens = 0;  // of the prompt
     v1::AcpStats acp;
@@ -131,9 +132,9 @@ int64_t CompletionWriter::AddEvent(size_t prompt, const v1::GenerateDelta& event
   const int64_t before = bytes_of(choice);
   if (!choice.begun) Begin(prompts_[prompt], &choice);
   if (event.has_delta()) {
-    if (choice.reader.has_value() && choice.reader->in_thought()) {
-      choice.thought_tokens += static_cast<uint32_t>(event.delta().token_ids_size());
-    }
+    const auto tokens = static_cast<uint32_t>(event.delta().token_ids_size());
+    choice.tokens += tokens;
+    if (choice.reader.has_value() && choice.reader->in_thought()) choice.thought_tokens += tokens;
     beside = AddText(event.delta().text(), &choice);
     if (choice.logprobs.has_value()) {
       for (const v1::TokenLogprobs& token : event.delta().logprobs()) choice.logprobs->Add(token);
@@ -189,9 +190,18 @@ void CompletionWriter::AddPrompt(const v1::PromptInfo& info, size_t index) {
   prompt->text += info.text();
   if (request_.logprobs < 0) return;
   if (!prompt->logprobs.has_value()) {
-    prompt->logprobs.emplace(*context_.tokenizer, skip_special_, /*at_text_start=*/true);
+    const v1::GenerateRequest& sent = request_.prompts[index];
+    const v1::GenerateRequest& settings = request_.settings;
+    // The echo is the text as it was sent (GenerationSpec::prompt_text): special tokens that it
+    // names stand in it, those that were added to it do not.
+    const bool as_sent = sent.has_text() && !settings.has_truncate_prompt_tokens();
+    const bool adds = !settings.has_add_special_tokens() || settings.add_special_tokens();
+    prompt->logprobs.emplace(*context_.tokenizer, skip_special_ && !as_sent,
+                             /*at_text_start=*/true);
+    if (as_sent && adds) {
+      prompt->logprobs->BeginBeforeText(context_.tokenizer->info().prefix.size());
+    }
     if (!info.token_ids().empty()) {
-      const v1::GenerateRequest& sent = request_.prompts[index];
       const bool bos_was_added =
           sent.has_token_ids() && info.token_ids_size() > sent.token_ids().ids_size();
       const auto first = static_cast<int32_t>(info.token_ids(0));
@@ -218,7 +228,8 @@ void CompletionWriter::Begin(const Prompt& prompt, Choice* choice) {
 
 std::string CompletionWriter::TakeChunk(size_t prompt, const v1::GenerateDelta& event) {
   if (event.has_prompt()) return "";
-  const std::string tail = request_.include_usage         ? ",\"usage\":null"
+  const std::string tail = request_.continuous_usage      ? absl::StrCat(",\"usage\":", Usage())
+                           : request_.include_usage       ? ",\"usage\":null"
                            : finished_ == choices_.size() ? Certificate()
                                                           : "";
   return ServerSentEvent(absl::StrCat(head_, TakeChoice(IndexOf(prompt, event)), "]", tail, "}"));
@@ -240,7 +251,8 @@ std::string CompletionWriter::TakeBody() {
 
 std::string CompletionWriter::TakeChoice(size_t index) {
   Choice& choice = choices_[index];
-  const std::string logprobs = choice.logprobs.has_value() ? choice.logprobs->TakeJson() : "null";
+  const std::string logprobs =
+      choice.logprobs.has_value() ? choice.logprobs->TakeJson(/*whole=*/!request_.stream) : "null";
   const std::string text =
       request_.chat ? TakeMessage(&choice) : JsonString(std::exchange(choice.text, {}));
   const char* name = !request_.chat ? "text" : request_.stream ? "delta" : "message";
@@ -267,7 +279,7 @@ std::string CompletionWriter::TakeMessage(Choice* choice) const {
   const bool beside = !calls.empty() || (request_.stream && !thought.empty());
   if (!thought.empty()) thought = absl::StrCat(",\"reasoning_content\":", JsonString(thought));
   return absl::StrCat("{", role, "\"content\":", text.empty() && beside ? "null" : JsonString(text),
-                      thought, calls, "}");
+                      thought, calls, request_.stream ? "" : ",\"refusal\":null", "}");
 }
 
 // A prompt counts once: its other choices find the pages that the first one has computed.

@@ -228,8 +228,14 @@ std::string EchoedFields(const ExactJson& body) {
   std::string out;
   for (const auto& [name, fallback] : kFields) {
     const auto found = body.find(name);
-    const bool sent = found != body.end() && !found->is_null();
-    absl::StrAppend(&out, "\"", name, "\":", sent ? TextOf(*found, false) : fallback, ",");
+    ExactJson value = found == body.end() || found->is_null() ? ExactJson::parse(fallback) : *found;
+    if (value.is_array()) {  // tools: a function has these fields in an answer
+      for (ExactJson& tool : value) {
+        if (!tool.is_object() || tool.value("type", "") != "function") continue;
+        for (const char* field : {"parameters", "strict"}) tool.emplace(field, nullptr);
+      }
+    }
+    absl::StrAppend(&out, "\"", name, "\":", TextOf(value, false), ",");
   }
   return out + R"("background":false,"previous_response_id":null,"store":false,)"
                R"("truncation":"disabled")";
@@ -357,10 +363,7 @@ class ResponsesWriter final : public AnswerWriter {
     const std::string head =
         absl::StrCat(R"({"id":)", ItemId(index), R"(,"status":")", status, R"(","type":)");
     if (item.kind == Kind::kCall) {
-      const auto found = request_.namespaced.find(item.name);
-      const auto& [space, name] = found != request_.namespaced.end()
-                                      ? found->second
-                                      : std::pair<std::string, std::string>("", item.name);
+      const auto [name, space] = NameOf(item);
       return absl::StrCat(head, R"("function_call","call_id":")", item.id, R"(","name":)",
                           JsonString(name), space.empty() ? "" : R"(,"namespace":)",
                           space.empty() ? "" : JsonString(space), R"(,"arguments":)",
@@ -387,15 +390,22 @@ class ResponsesWriter final : public AnswerWriter {
   std::string PlaceOfItem(const std::string& item) const {
     return absl::StrCat(R"("output_index":)", items_.size() - 1, R"(,"item":)", item);
   }
+  // Of a call: the name that the client gave the function, and its namespace or "".
+  std::pair<std::string, std::string> NameOf(const AnswerPart& call) const {
+    const auto found = request_.namespaced.find(call.name);
+    if (found == request_.namespaced.end()) return {call.name, ""};
+    return {found->second.second, found->second.first};
+  }
   // An event with the text of the last item, or a part of it.
-  std::string Told(const char* event, const char* field, const std::string& text) {
+  std::string Told(const char* event, const char* field, const std::string& text,
+                   const std::string& rest = "") {
     const Kind kind = items_.back().kind;
     const char* what = kind == Kind::kText      ? "output_text"
                        : kind == Kind::kThought ? "reasoning_text"
                                                 : "function_call_arguments";
     return Event(absl::StrCat("response.", what, ".", event),
                  absl::StrCat(Place(), ",\"", field, "\":", JsonString(text),
-                              kind == Kind::kText ? R"(,"logprobs":[])" : ""));
+                              kind == Kind::kText ? R"(,"logprobs":[])" : "", rest));
   }
   std::string OpenItem() {
     const size_t last = items_.size() - 1;
@@ -410,7 +420,9 @@ class ResponsesWriter final : public AnswerWriter {
     if (items_.empty()) return "";
     const AnswerPart& item = items_.back();
     const bool call = item.kind == Kind::kCall;
-    std::string out = Told("done", call ? "arguments" : "text", item.text);
+    std::string out = call ? Told("done", "arguments", item.text,
+                                  absl::StrCat(R"(,"name":)", JsonString(NameOf(item).first)))
+                           : Told("done", "text", item.text);
     if (!call) {
       out +=
           Event("response.content_part.done", absl::StrCat(Place(), R"(,"part":)", Content(item)));

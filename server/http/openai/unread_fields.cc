@@ -101,7 +101,7 @@ constexpr Unsupported kUnsupported[] = {
     {"detokenize spaces_between_special_tokens use_cache", kNotSupported, "true"},
     {"suffix use_beam_search early_stopping logits_processors return_token_ids "
      "return_tokens_as_token_ids return_full_text timings_per_token return_progress "
-     "continuous_usage_stats raw background async",
+     "raw background async",
      kNotSupported},
     {"lora_name lora_path adapter_id", "no LoRA"},
     {"request_id rid", "send the header X-Request-Id"},

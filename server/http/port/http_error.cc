@@ -20,6 +20,7 @@ constexpr size_t kMaxMessageBytes = 1024;
 const char* TypeOf(int http_status) {
   if (http_status == 401) return "authentication_error";
   if (http_status == 403) return "permission_error";
+  if (http_status == 413) return "request_too_large";  // Anthropic's; OpenAI's API has none
   if (http_status == 429) return "rate_limit_error";
   return http_status >= 500 ? "server_error" : "invalid_request_error";
 }

@@ -54,6 +54,8 @@ TEST(CallBudgetTest, NoClientTakesWhatIsKeptForOthers) {
   EXPECT_TRUE(take(1, 20 * kStep));
   EXPECT_TRUE(take(1, 30 * kStep));
   EXPECT_FALSE(shares.back().Hold(30 * kStep + 1));
+  EXPECT_FALSE(shares.back().Exceeds(50 * kStep));
+  EXPECT_TRUE(shares.back().Exceeds(50 * kStep + 1));
   EXPECT_TRUE(take(1, 0));
   EXPECT_FALSE(take(1, 0));  // the last call is not for the client that has all others
   EXPECT_TRUE(take(2, 40 * kStep));

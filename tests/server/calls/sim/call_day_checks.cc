@@ -142,6 +142,8 @@ bool CallDay::MayFailWith(const Client& client, absl::StatusCode code) const {
       return !load_.roomy || client.has_deadline ||
              std::any_of(prompts.begin(), prompts.end(),
                          [](const auto& p) { return !p.choice.empty(); });
+    case absl::StatusCode::kOutOfRange:  // one answer fills a client's half of the budget
+      return !load_.roomy;
     case absl::StatusCode::kUnavailable:
       return drained_ || executor_fails_ || hangs_;
     case absl::StatusCode::kCancelled:  // aborted while its grammar waited

@@ -161,6 +161,79 @@ TEST_F(CompletionWriterTest, APreemptedChoiceDoesNotCountItsPagesTwice) {
   EXPECT_EQ(fox["kv_bytes_unpruned"], 4000);
 }
 
+// As vLLM's continuous_usage_stats: each chunk counts what has come, the last one by the engine.
+TEST_F(CompletionWriterTest, EachChunkHasTheUsageSoFar) {
+  request_.prompts.resize(1);
+  request_.stream = request_.include_usage = request_.continuous_usage = true;
+  const auto writer = Writer();
+  writer->AddEvent(0, Prompt(5));
+  std::vector<int> counts;
+  for (const v1::GenerateDelta& event :
+       {Text(0, "a"), Text(1, "b"), Text(0, "c"), End(0, v1::LENGTH), End(1, v1::STOP)}) {
+    writer->AddEvent(0, event);
+    const Json usage = Json::parse(writer->TakeChunk(0, event).substr(6))["usage"];
+    EXPECT_EQ(usage["prompt_tokens"], 5);
+    counts.push_back(usage["completion_tokens"]);
+    EXPECT_EQ(usage["total_tokens"], 5 + counts.back());
+  }
+  EXPECT_EQ(counts, (std::vector<int>{1, 2, 3, 4, 6}));
+}
+
+// Offsets are those of OpenAI's completions: places of the tokens in the text of the answer.
+TEST_F(CompletionWriterTest, OffsetsArePlacesInTheEchoedText) {
+  request_.prompts.resize(1);
+  request_.n = 1;
+  request_.chat = false;
+  request_.echo = true;
+  request_.logprobs = 0;
+  constexpr auto kBos = uint32_t{CharacterTokenizer::kBos};
+  struct Case {
+    const char* name;
+    bool text, adds, truncates;
+    std::string echoed;
+    std::vector<uint32_t> ids;
+    std::vector<int> offsets;
+  };
+  const std::vector<Case> cases = {
+      {"text, bos added", true, true, false, "ab", {kBos, 'a', 'b'}, {0, 0, 1, 2}},
+      {"text that names bos",
+       true,
+       true,
+       false,
+       "<s>a<s>b",
+       {kBos, kBos, 'a', kBos, 'b'},
+       {0, 0, 3, 4, 7, 8}},
+      {"nothing added", true, false, false, "<s>ab", {kBos, 'a', 'b'}, {0, 3, 4, 5}},
+      {"truncated", true, true, true, "b", {kBos, 'b'}, {0, 0, 1}},
+      {"ids", false, true, false, "ab", {kBos, 'a', kBos, 'b'}, {0, 0, 1, 1, 2}}};
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.name);
+    request_.prompts[0].Clear();
+    request_.settings.Clear();
+    if (c.text) request_.prompts[0].set_text("sent");
+    if (!c.text)
+      request_.prompts[0].mutable_token_ids()->mutable_ids()->Assign(c.ids.begin(), c.ids.end());
+    request_.settings.set_add_special_tokens(c.adds);
+    if (c.truncates) request_.settings.set_truncate_prompt_tokens(2);
+    v1::GenerateDelta prompt, answer = Text(0, "z");
+    prompt.mutable_prompt()->set_text(c.echoed);
+    for (const uint32_t id : c.ids) {
+      if (prompt.prompt().token_ids_size() > 0) {
+        prompt.mutable_prompt()->add_prompt_logprobs()->mutable_token()->set_token_id(id);
+      }
+      prompt.mutable_prompt()->add_token_ids(id);
+    }
+    answer.mutable_delta()->add_logprobs()->mutable_token()->set_token_id('z');
+    const auto writer = kCompletionsApi.make_writer(request_, context_, "print", "cmpl-1", 7);
+    for (const v1::GenerateDelta& event : {prompt, answer, End(0, v1::STOP)}) {
+      writer->AddEvent(0, event);
+    }
+    const Json choice = Json::parse(writer->TakeBody())["choices"][0];
+    EXPECT_EQ(choice["text"], c.echoed + "z");
+    EXPECT_EQ(choice["logprobs"]["text_offset"], Json(c.offsets));
+  }
+}
+
 TEST_F(CompletionWriterTest, ABosThatTheServerAddedIsInNoList) {
   request_.prompts.resize(1);
   request_.n = 1;
@@ -400,7 +473,8 @@ TEST_F(CompletionWriterTest, AChatHasMessagesAndDeltas) {
   }
   const Json body = Json::parse(whole->TakeBody());
   EXPECT_EQ(body["object"], "chat.completion");
-  EXPECT_EQ(body["choices"][1]["message"], Json({{"role", "assistant"}, {"content", "ab"}}));
+  EXPECT_EQ(body["choices"][1]["message"],
+            Json({{"role", "assistant"}, {"content", "ab"}, {"refusal", nullptr}}));
   EXPECT_EQ(body["choices"][1]["finish_reason"], "stop");
   request_.stream = true;
   const auto writer = Writer();

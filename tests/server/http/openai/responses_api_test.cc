@@ -143,6 +143,10 @@ TEST_F(ResponsesApiTest, ToolsThoughtsAndFormsOfTheAnswer) {
   EXPECT_EQ(echoed["metadata"], Json({{"a", "b"}}));
   EXPECT_EQ(echoed["store"], false);
   EXPECT_EQ(echoed["tool_choice"], "auto");
+  // The reference requires these fields of a function.
+  const std::string function = R"("tools": [{"type": "function", "name": "f"}])";
+  const Json tool = Json::parse("{" + request_of(function).echoed + "}")["tools"][0];
+  EXPECT_TRUE(tool.at("strict").is_null() && tool.at("parameters").is_null());
 }
 
 TEST_F(ResponsesApiTest, WhatCannotBeDoneIsRefusedByName) {
@@ -269,6 +273,7 @@ class ResponsesWriterTest : public ResponsesApiTest {
         EXPECT_EQ(event["text"], text);
       } else if (type.ends_with("arguments.done")) {
         EXPECT_EQ(event["arguments"], text);
+        EXPECT_EQ(event["name"], items.back()["name"]);
       } else if (type == "response.content_part.done") {
         EXPECT_EQ(event["part"]["text"], text);
       } else if (type == "response.output_item.done") {
