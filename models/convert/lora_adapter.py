@@ -20,7 +20,13 @@ from models.convert.rounding import as_float
 from models.convert.safetensors_io import parse_json, read_safetensors
 from models.convert.source_directory import check_link, read_text
 from models.convert.source_tensor import SourceTensor
-from models.convert.tensor_plan import Plan, PlannedTensor
+from models.convert.tensor_plan import (
+    EMBEDDINGS,
+    HEAD,
+    Plan,
+    PlannedTensor,
+    with_both_matrices,
+)
 
 ADAPTER, CONFIG = "adapter.safetensors", "adapter_config.json"
 GENERATION = "generation_config.json"  # the adapter's keys replace keys of the base's file
@@ -34,10 +40,21 @@ def _values(tensor: SourceTensor) -> np.ndarray:
     return np.concatenate(blocks).astype(np.float32, copy=False).reshape(tensor.shape)
 
 
-def _fits(base: tuple[int, ...], a: tuple[int, ...], b: tuple[int, ...]) -> bool:
-    """True if B A has the shape of the base."""
-    matrices = len(base) == len(a) == len(b) == 2
-    return matrices and (b[0], a[1]) == base and b[1] == a[0] > 0
+def _shape_of_product(b: SourceTensor, a: SourceTensor) -> tuple[int, ...]:
+    if not len(a.shape) == len(b.shape) == 2 or not b.shape[1] == a.shape[0] > 0:
+        raise Refusal(f"tensor {b.name}: shape {list(b.shape)}, which does not fit lora_A's, "
+                      f"{list(a.shape)}")
+    return b.shape[0], a.shape[1]
+
+
+def _check_shape(base: PlannedTensor, shape: tuple[int, ...]) -> None:
+    if base.shape != shape:
+        grown = ""
+        if base.name in (HEAD, *EMBEDDINGS) and base.shape[1:] == shape[1:]:
+            grown = (" (if its vocabulary has grown: save the base after "
+                     f"resize_token_embeddings({shape[0]}), and convert that)")
+        raise Refusal(f"tensor {base.name}: shape {list(base.shape)} in the base, {list(shape)} in "
+                      f"the adapter, which is of another model{grown}")
 
 
 class _Sum(SourceTensor):
@@ -45,7 +62,7 @@ class _Sum(SourceTensor):
 
     def __init__(self, base: PlannedTensor, a: SourceTensor, b: SourceTensor,
                  scale: float) -> None:
-        super().__init__(base.name, "F32", base.shape, (), a.path, 0, 0)
+        super().__init__(base.name, "F32", base.shape, (), a.path, a.data_offset, 0)
         self.__dict__.update(base=base, a=a, b=b, scale=np.float32(scale))
 
     def blocks(self) -> Iterator[np.ndarray]:
@@ -68,20 +85,19 @@ def _merged(plan: Plan, change: dict[str, SourceTensor], scale: Callable[[str, i
     and shapes."""
     tensors = {tensor.name: tensor for tensor in plan.tensors}
     for name, b in change.items():
+        if name.endswith(_A) and name.removesuffix(_A) + _B in change:
+            continue
         stem = name.removesuffix(_B)
-        if name.endswith(_B):
-            base, a = tensors.get(f"{stem}.weight"), change.get(stem + _A)
-            fits = base is not None and a is not None and _fits(base.shape, a.shape, b.shape)
-        else:
-            base = PlannedTensor(name, b.dtype, b.shape, ()) if grows else tensors.get(name)
-            fits = name.removesuffix(_A) + _B in change or (
-                base is not None and base.shape == b.shape)
-        if not fits:
-            raise Refusal(f"tensor {name}: does not fit the base")
-        if name.endswith(_B):
-            tensors[base.name] = replace(base, parts=(_Sum(base, a, b, scale(stem, a.shape[0])),))
-        elif not name.endswith(_A):
-            tensors[name] = replace(base, parts=(b,))
+        a = change.get(stem + _A) if name.endswith(_B) else None
+        target = name if a is None else f"{stem}.weight"
+        base = tensors.get(target)
+        if a is None and grows:
+            base = PlannedTensor(name, b.dtype, b.shape, ())
+        if base is None:
+            raise Refusal(f"tensor {name}: the base has no {target}")
+        _check_shape(base, b.shape if a is None else _shape_of_product(b, a))
+        part = b if a is None else _Sum(base, a, b, scale(stem, a.shape[0]))
+        tensors[target] = replace(base, parts=(part,))
     config = {key: plan.config[key] for key in plan.config if key != "weight_blocks"}  # no blocks
     return replace(plan, kind=f"{plan.kind}, with an adapter", tensors=list(tensors.values()),
                    config=config)
@@ -89,12 +105,7 @@ def _merged(plan: Plan, change: dict[str, SourceTensor], scale: Callable[[str, i
 
 def _with_peft(plan: Plan, config: dict[str, Any], directory: Path) -> Plan:
     change = read_peft(config, directory)
-    head, embeddings = "lm_head.weight", "model.embed_tokens."
-    tied = all(tensor.name != head for tensor in plan.tensors)
-    for name in change:
-        if tied and name.startswith(embeddings):
-            raise Refusal(f"tensor {name}: would untie the output layer, which shares its weights")
-    return _merged(plan, change, scale_of(config), grows=False)
+    return _merged(with_both_matrices(plan), change, scale_of(config), grows=False)
 
 
 def with_adapter(plan: Plan, directory: Path) -> Plan:
@@ -102,11 +113,14 @@ def with_adapter(plan: Plan, directory: Path) -> Plan:
     config = parse_json(read_text(directory / CONFIG), CONFIG)
     if "peft_type" in config:
         return _with_peft(plan, config, directory)
-    change = {name: tensor for path in adapter_paths(directory)
-              for name, tensor in read_safetensors(check_link(path)).items()}
-    kind = config.get("base_model_type")
+    if "base_model_type" not in config:
+        raise Refusal(f"{CONFIG}: neither of peft nor of foxify; mlx_lm.fuse merges an adapter of "
+                      "mlx_lm")
+    kind = config["base_model_type"]
     if kind != plan.config["model_type"] or not isinstance(config.get("config"), dict):
         raise Refusal(f"{CONFIG}: made for a {kind}, not for SRC, a {plan.config['model_type']}")
+    change = {name: tensor for path in adapter_paths(directory)
+              for name, tensor in read_safetensors(check_link(path)).items()}
     merged = _merged(plan, change, lambda module, rank: 1.0, grows=True)
     files = dict(plan.files)
     for name in (GENERATION, GAIN):

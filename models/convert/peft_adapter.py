@@ -1,4 +1,4 @@
-"""A LoRA adapter of the package peft: adapter_model.safetensors and its adapter_config.json.
+"""A LoRA adapter of the package peft: adapter_model.safetensors, or .bin, and adapter_config.json.
 
 W becomes W + scale B A, as in peft's merge_and_unload(); modules_to_save replace their tensors.
 What would change the sum in another way is refused, and so is a key that is not known not to.
@@ -9,15 +9,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from models.convert.refusal import Refusal
-from models.convert.safetensors_io import read_safetensors
-from models.convert.source_directory import check_link
+from models.convert.source_directory import read_weights_file
 from models.convert.source_tensor import SourceTensor
 
-WEIGHTS, _PREFIX = "adapter_model.safetensors", "base_model.model."
+_WEIGHTS, _PREFIX = ("adapter_model.safetensors", "adapter_model.bin"), "base_model.model."
+# Factors of an embedding are transposed and have other names.
+_EMBEDDING = {".lora_embedding_A": ".lora_B.weight", ".lora_embedding_B": ".lora_A.weight"}
 # Keys that this module reads, and keys that only say how the adapter was trained or where it lies.
 _KNOWN = {
     "alpha_pattern", "auto_mapping", "base_model_name_or_path", "ensure_weight_tying",
@@ -31,7 +33,7 @@ _ALLOWED = {"peft_type": ("LORA",), "bias": ("none",),
 
 
 def _check(config: dict[str, Any]) -> None:
-    for key, value in config.items():
+    for key, value in sorted(config.items(), key=lambda item: item[0] != "peft_type"):
         if value and (key not in _KNOWN | set(_ALLOWED) or value not in _ALLOWED.get(key, [value])):
             raise Refusal(f"adapter_config.json: {key} {value!r} is not supported; merge the "
                           "adapter with peft (merge_and_unload), then convert the model")
@@ -45,15 +47,22 @@ def _check(config: dict[str, Any]) -> None:
                       "expressions with numbers")
 
 
+def _transposed(tensor: SourceTensor) -> SourceTensor:
+    return replace(tensor, shape=tensor.shape[::-1], strides=tensor.strides[::-1])
+
+
 def read_peft(config: dict[str, Any], directory: Path) -> dict[str, SourceTensor]:
     """The tensors by the names of the base, those of low rank last. Raises Refusal."""
     _check(config)
-    if not (directory / WEIGHTS).is_file():
-        raise Refusal(f"{directory}: has no {WEIGHTS}")
+    path = next((directory / name for name in _WEIGHTS if (directory / name).is_file()), None)
+    if path is None:
+        raise Refusal(f"{directory}: has no {_WEIGHTS[0]}")
     tensors = {}
-    for name, tensor in read_safetensors(check_link(directory / WEIGHTS)).items():
+    for name, tensor in read_weights_file(path).items():
         # A matrix that stays beside its factors, because the vocabulary may have grown.
         plain = name.removeprefix(_PREFIX).replace(".base_layer.weight", ".weight")
+        for factor in filter(plain.endswith, _EMBEDDING):
+            plain, tensor = plain.removesuffix(factor) + _EMBEDDING[factor], _transposed(tensor)
         if not name.startswith(_PREFIX) or plain in tensors:
             raise Refusal(f"tensor {name}: not of a LoRA adapter of peft")
         tensors[plain] = tensor

@@ -80,7 +80,7 @@ def open_source(directory: Path, step: int | None) -> Source:
     return source
 
 
-def _read_weights_file(path: Path) -> dict[str, SourceTensor]:
+def read_weights_file(path: Path) -> dict[str, SourceTensor]:
     """The tensors of one .safetensors or .bin file."""
     if not path.is_file():
         raise Refusal(f"{path.name}: missing")
@@ -115,7 +115,7 @@ def _read_shards(index: Path) -> dict[str, SourceTensor]:
     for shard in sorted(set(weight_map.values())):
         if Path(shard).name != shard or Path(shard).suffix not in (".safetensors", ".bin"):
             raise Refusal(f"{index.name}: {shard!r} is not the name of a weights file")
-        for name, tensor in _read_weights_file(index.parent / shard).items():
+        for name, tensor in read_weights_file(index.parent / shard).items():
             first = tensors.setdefault(name, tensor)
             if first is not tensor and not (
                     first.shape == tensor.shape and same_values(first, tensor)):
@@ -129,7 +129,7 @@ def _open_huggingface(directory: Path) -> Source:
     for stem in ("model.safetensors", "pytorch_model.bin"):
         single, index = directory / stem, directory / f"{stem}.index.json"
         if single.is_file():
-            return Source(config, _read_weights_file(single), stem)
+            return Source(config, read_weights_file(single), stem)
         if index.is_file():
             return Source(config, _read_shards(index), f"{stem} (sharded)")
     raise Refusal("model.safetensors: missing, and so are its index and pytorch_model.bin")

@@ -29,7 +29,8 @@ _UNSUPPORTED = re.compile(r"(^|\.)((attn|mlp)_res_(proj|norm)|res_(proj|norm))\.
 _FLOAT32 = re.compile(r"\.self_attn\.(sinks|q_cap|k_cap)$")  # eviction bounds use them
 _NORMS = re.compile(r"\.(attn_norm|input_layernorm|q_norm|k_norm)\.weight$")
 LEAST_SCALE, MOST_SCALE = 2.0**-60, 2.0**60  # the bounds of models/checkpoint/checkpoint.cc
-_HEAD = "lm_head.weight"
+HEAD = "lm_head.weight"
+EMBEDDINGS = ("model.embed_tokens.weight", "model.embeddings.weight")  # of transformers, of a FoX
 _DERIVED = re.compile(r"\.rotary(_emb)?\.inv_freq$")  # recomputed from rope_base
 
 
@@ -143,14 +144,14 @@ class _Planner:
     def model(self) -> None:
         """Plans all tensors of the model."""
         c = self._config
-        name, stored_head = "model.embeddings.weight", self._pool.shape(_HEAD) is not None
+        name, stored_head = EMBEDDINGS[1], self._pool.shape(HEAD) is not None
         alone = c.tied and stored_head and self._pool.shape(name) is None
-        self.add(name, (c.vocab_size, c.hidden_size), *([_HEAD] if alone else []))
+        self.add(name, (c.vocab_size, c.hidden_size), *([HEAD] if alone else []))
         for index in range(c.num_layers):
             self._layer(f"model.layers.{index}.")
         self.add("model.norm.weight", (c.hidden_size,))
         if not c.tied or (stored_head and not alone):
-            self.add(_HEAD, (c.vocab_size, c.hidden_size))
+            self.add(HEAD, (c.vocab_size, c.hidden_size))
         if c.tied and stored_head and not alone:
             c.tied = same_values(self.planned[-1].parts[0], self.planned[0].parts[0])
             if c.tied:
@@ -264,26 +265,35 @@ def plan_tensors(
     return planner.planned
 
 
-def checked(plan: Plan) -> Plan:
-    """Returns `plan`; Refusal unless its tensors are the ones that its config.json names.
+def with_both_matrices(plan: Plan) -> Plan:
+    """The plan with the matrix of a tied model under both names, as an adapter may change one."""
+    stored = [tensor for tensor in plan.tensors if tensor.name in (*EMBEDDINGS, HEAD)]
+    if plan.config.get("tie_word_embeddings") is not True or len(stored) != 1:
+        return plan
+    other = EMBEDDINGS[0] if stored[0].name == HEAD else HEAD
+    return replace(plan, tensors=[*plan.tensors, replace(stored[0], name=other)])
 
-    If a tied matrix is stored twice, one copy is dropped; if the two differ, they are not tied.
-    """
+
+def _with_one_matrix(plan: Plan) -> Plan:
+    """If a tied matrix is there twice, drops one copy; if the two differ, they are not tied."""
+    stored = [tensor for tensor in plan.tensors if tensor.name in (*EMBEDDINGS, HEAD)]
+    if plan.config.get("tie_word_embeddings") is not True or len(stored) != 2:
+        return plan
+    if same_values(*(tensor.parts[0] for tensor in stored)):
+        return replace(plan, tensors=[tensor for tensor in plan.tensors if tensor.name != HEAD])
+    return replace(plan, config={**plan.config, "tie_word_embeddings": False})
+
+
+def checked(plan: Plan) -> Plan:
+    """Returns `plan`; Refusal unless its tensors are the ones that its config.json names."""
+    plan = _with_one_matrix(plan)
     if plan.config["model_type"] not in CLASSES:
         return plan
     config = parse_transformers_config(plan.config)
     planned = {tensor.name: tensor for tensor in plan.tensors}
-    names = ["model.embed_tokens.weight", _HEAD]
-    raw = plan.config
-    if config.tied and all(name in planned for name in names):
-        if same_values(*(planned[name].parts[0] for name in names)):
-            del planned[_HEAD]
-        else:
-            raw = {**raw, "tie_word_embeddings": False}
-            config = replace(config, tied=False)
     shapes = config.shapes()
-    if config.tied and _HEAD in planned:
-        shapes[_HEAD] = shapes.pop(names[0])
+    if config.tied and HEAD in planned:
+        shapes[HEAD] = shapes.pop(EMBEDDINGS[0])
     left = dict(planned)
     for name, shape in shapes.items():
         tensor = left.pop(name, None)
@@ -296,7 +306,7 @@ def checked(plan: Plan) -> Plan:
         raise Refusal(f"tensor {min(left)}: left over, nothing uses it{rest}")
     if config.forgets:
         _check_scales(list(planned.values()))
-    return replace(plan, config=raw, tensors=list(planned.values()))
+    return plan
 
 
 def _check_scales(planned: list[PlannedTensor]) -> None:

@@ -382,9 +382,9 @@ class RefusalTest(GgufCase):
         self.assert_refused("adapter_config.json: missing", options=options)
         for arch, changes, reason in (
             ("qwen3", {}, "made for a qwen3, not for SRC, a llama"),
-            ("llama", {"lora_B": np.zeros((WIDE + 1, 3), "f")}, "o_proj.lora_B.weight: does not"),
-            ("llama", {"lora_A": np.zeros((4, WIDE), "f")}, "o_proj.lora_B.weight: does not fit"),
-            ("llama", {"x.lora_B": np.zeros((WIDE, 3), "f")}, "x.lora_B.weight: does not fit"),
+            ("llama", {"lora_B": np.zeros((WIDE + 1, 3), "f")}, "in the adapter, which is of another model"),
+            ("llama", {"lora_A": np.zeros((4, WIDE), "f")}, "does not fit lora_A's"),
+            ("llama", {"x.lora_B": np.zeros((WIDE, 3), "f")}, "x.lora_B.weight: left over"),
         ):
             with self.subTest(reason):
                 self.adapter(arch, **changes)
