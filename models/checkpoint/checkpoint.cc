@@ -49,9 +49,7 @@ class TensorTaker {
     const auto it = tensors_.find(name);
     if (it == tensors_.end()) return fail(" is missing");
     const SafetensorsEntry& entry = it->second;
-    if (!entry.dtype) {
-      return fail(" has dtype ", entry.dtype_name, "; weights must be BF16, F16, F32 or F64");
-    }
+    FOX_CHECK(entry.dtype.has_value());
     if (entry.shape != shape) {
       return fail(" has shape ", ShapeText(entry.shape), ", the configuration needs ",
                   ShapeText(shape));
@@ -225,7 +223,29 @@ bool HaveSameBits(const HostTensor& a, const HostTensor& b) {
   return a.dtype == b.dtype && std::memcmp(a.data, b.data, bytes) == 0;
 }
 
-// REQUIRES: all tensors have a floating-point type, as every tensor that was taken.
+// The tensors under the names of the class with an output layer. Files of the class without one, as
+// LlamaModel, lack the prefix; transformers loads them, too.
+SafetensorsEntries WithPrefix(const SafetensorsEntries& tensors) {
+  SafetensorsEntries named;
+  for (const auto& [name, entry] : tensors) {
+    if (name.starts_with("model.")) return tensors;
+    named[name.starts_with("lm_head.") ? name : "model." + name] = entry;
+  }
+  return named;
+}
+
+// Every format of quantized weights has tensors of integers or of 8 bits.
+absl::Status CheckTypes(const SafetensorsEntries& tensors) {
+  for (const auto& [name, entry] : tensors) {
+    if (entry.dtype) continue;
+    return absl::InvalidArgumentError(absl::StrCat("tensor ", Quoted(name), " has dtype ",
+                                                   entry.dtype_name, ": quantized weights are not ",
+                                                   "supported: ", kInsteadOfQuantized));
+  }
+  return absl::OkStatus();
+}
+
+// REQUIRES: CheckTypes.
 absl::Status CheckFinite(const SafetensorsEntries& tensors) {
   for (const auto& [name, entry] : tensors) {
     FOX_CHECK(entry.dtype.has_value());
@@ -251,12 +271,13 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& dir,
 
   Checkpoint checkpoint(*std::move(files));
   checkpoint.config_ = *std::move(config);
-  SafetensorsEntries tensors = checkpoint.files_.tensors();
+  SafetensorsEntries tensors = WithPrefix(checkpoint.files_.tensors());
   if (checkpoint.config_.layout == CheckpointLayout::kTransformers) {
     std::erase_if(tensors,
                   [](const auto& tensor) { return tensor.first.ends_with("rotary_emb.inv_freq"); });
   }
-  absl::Status status = checkpoint.TakeTensors(tensors);
+  absl::Status status = CheckTypes(tensors);
+  if (status.ok()) status = checkpoint.TakeTensors(tensors);
   if (status.ok() && !options.allow_nonfinite) status = CheckFinite(tensors);
   // The scan is void if the file has changed meanwhile.
   if (const absl::Status unchanged = checkpoint.CheckUnchanged(); !unchanged.ok()) {

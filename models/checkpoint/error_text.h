@@ -17,4 +17,7 @@ std::string Quoted(const std::string& text);
 // The InvalidArgument error "name: problem" about a file. REQUIRES: both are printable.
 absl::Status InvalidFile(const std::string& name, const std::string& problem);
 
+inline constexpr char kInsteadOfQuantized[] =
+    "take the repository of the model in bf16, or a GGUF file, which foxserve serve reads";
+
 }  // namespace fox

@@ -118,9 +118,7 @@ void RefuseQuantized(KeyReader& keys) {
     const std::string method =
         named ? absl::StrCat(" (", Printable((*found)["quant_method"].get<std::string>()), ")")
               : "";
-    keys.Unsupported(key, absl::StrCat("is not supported", method,
-                                       ": take the repository of the model in bf16, or a GGUF "
-                                       "file, which foxserve serve reads"));
+    keys.Unsupported(key, absl::StrCat("is not supported", method, ": ", kInsteadOfQuantized));
   }
 }
 
@@ -319,6 +317,10 @@ absl::Status ReadTransformers(KeyReader& keys, const ModelType& type, ModelConfi
   if (!keys.Bool("is_causal", true)) {
     keys.Unsupported("is_causal", "must be true, or tokens would attend to later ones");
   }
+  if (keys.Find("transformers_weights") != nullptr) {
+    keys.Unsupported("transformers_weights",
+                     "is not supported: name that file model.safetensors, and remove the key");
+  }
   ReadSlidingWindow(keys, name, config);
   config.use_rope = true;
   return ReadRope(keys, config.head_dim, config.rope_base, config.rope_scaling,
@@ -393,6 +395,12 @@ absl::StatusOr<ModelConfig> ParseModelConfig(const std::string& json) {
 }
 
 absl::StatusOr<std::string> ReadConfigText(const ModelDir& dir) {
+  if (dir.Contains("adapter_config.json")) {
+    return absl::UnimplementedError(
+        "adapter_config.json: the model directory has an adapter, which transformers would apply "
+        "to its base: foxserve convert BASE DIR --adapter THIS merges it; remove this file if the "
+        "weights here have it merged");
+  }
   if (!dir.Contains("config.json")) return dir.NoCheckpoint("config.json: no such file");
   return dir.ReadText("config.json", kConfigLimits.max_bytes);
 }

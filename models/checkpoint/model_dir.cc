@@ -221,11 +221,7 @@ absl::Status ModelDir::NoCheckpoint(const std::string& missing) const {
   const std::vector<std::string> gguf = NamesIn(fd_.get(), ".", ".gguf");
   const std::vector<std::string> snapshots = NamesIn(fd_.get(), "snapshots", "");
   const std::vector<std::string> pickles = NamesIn(fd_.get(), ".", ".bin");
-  if (Contains("adapter_config.json")) {
-    advice =
-        ", but an adapter: foxserve convert BASE DIR --adapter THIS merges one of foxify; "
-        "peft's merge_and_unload() merges another";
-  } else if (!gguf.empty()) {
+  if (!gguf.empty()) {
     advice = absl::StrCat(", but a GGUF file: ", AdviceOnGguf(Printable(gguf[0])));
   } else if (!snapshots.empty()) {
     advice = absl::StrCat(", but a repository of a Hugging Face cache: serve its snapshots/",

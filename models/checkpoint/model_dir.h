@@ -43,7 +43,7 @@ class ModelDir {
   bool Contains(const std::string& name) const;
 
   // The NotFound error for the file `missing`. It adds advice if the directory holds something else
-  // than a checkpoint: GGUF files, an adapter, a repository in a Hugging Face cache, other formats.
+  // than a checkpoint: GGUF files, a repository in a Hugging Face cache, other formats.
   absl::Status NoCheckpoint(const std::string& missing) const;
 
  private:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from models.convert.refusal import Refusal
+from models.convert.source_tensor import unsupported
 
 # Command-line name -> safetensors name
 TARGETS = {"f32": "F32", "bf16": "BF16", "f16": "F16"}
@@ -18,10 +19,13 @@ STORED = frozenset(TARGETS.values())
 
 def target_dtype(source: str, wanted: str, name: str) -> str:
     """The safetensors dtype that tensor `name` of dtype `source` is written in."""
-    if source not in STORED and not (source == "F64" and wanted in ("f32", "f16")):
-        hint = ", use --dtype f32" if source == "F64" else ""
-        raise Refusal(f"tensor {name}: dtype {source} is not supported{hint}")
-    return source if wanted == "keep" else TARGETS[wanted]
+    if source == "F64" and wanted == "bf16":  # f32_to_bf16 would round twice
+        raise Refusal(f"tensor {name}: dtype F64 does not become bf16, use --dtype f32")
+    if source not in (*STORED, "F64"):
+        raise unsupported(name, source)
+    if wanted == "keep":
+        return "F32" if source == "F64" else source
+    return TARGETS[wanted]
 
 
 def bf16_to_f32(bits: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from models.convert.refusal import Refusal
-from models.convert.source_tensor import MAX_DIMENSIONS, NUMPY_TYPES, SourceTensor
+from models.convert.source_tensor import MAX_DIMENSIONS, NUMPY_TYPES, SourceTensor, unsupported
 
 MAX_HEADER_BYTES = 100 << 20
 LFS_POINTER = b"version https://git-lfs"
@@ -62,7 +62,7 @@ def _tensor(name: str, entry: Any, path: Path, data_start: int) -> SourceTensor:
     if not is_small or any(type(n) is not int or n < 0 for n in numbers):
         raise Refusal(f"{path.name}: entry {name} is malformed")
     if dtype not in NUMPY_TYPES:
-        raise Refusal(f"tensor {name}: dtype {dtype} is not supported")
+        raise unsupported(name, dtype)
     if end - begin != math.prod(shape) * NUMPY_TYPES[dtype].itemsize:
         raise Refusal(f"tensor {name}: {end - begin} bytes do not fit {dtype} {list(shape)}")
     strides = _contiguous_strides(shape)

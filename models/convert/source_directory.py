@@ -18,7 +18,7 @@ from models.convert.refusal import Refusal
 from models.convert.restricted_pickle import TorchArchive
 from models.convert.safetensors_io import parse_json, read_safetensors
 from models.convert.source_tensor import SourceTensor
-from models.convert.tensor_plan import same_values, strip_wrappers
+from models.convert.tensor_plan import same_values, plain_names
 
 MAX_TEXT_BYTES = 64 << 20
 _STEP = re.compile(r"step-(\d+)\.pt")
@@ -68,6 +68,10 @@ def open_source(directory: Path, step: int | None) -> Source:
     """Opens `directory`. `step` picks a training checkpoint; None is the newest."""
     if not directory.is_dir():
         raise Refusal(f"{directory}: not a directory")
+    if (directory / "adapter_config.json").is_file():
+        raise Refusal("adapter_config.json: SRC has an adapter, which transformers would apply to "
+                      "its base: convert BASE DST --adapter SRC merges it; remove this file if the "
+                      "weights here have it merged")
     if (directory / "config.json").is_file():
         if step is not None:
             raise Refusal("--step: not a training run, there is a config.json")
@@ -76,7 +80,7 @@ def open_source(directory: Path, step: int | None) -> Source:
         source = _open_training(directory, step)
     else:
         raise Refusal(f"{directory}: neither config.json nor config.yaml")
-    source.tensors = strip_wrappers(source.tensors)
+    source.tensors = plain_names(source.tensors)
     return source
 
 
@@ -246,7 +250,7 @@ def _open_training(directory: Path, step: int | None) -> Source:
 
 def _rows_of_embeddings(tensors: dict[str, SourceTensor]) -> int:
     """The height of the embedding matrix."""
-    embeddings = strip_wrappers(tensors).get("model.embeddings.weight")
+    embeddings = plain_names(tensors).get("model.embeddings.weight")
     if embeddings is None or len(embeddings.shape) != 2:
         raise Refusal("tensor model.embeddings.weight: missing")
     return embeddings.shape[0]

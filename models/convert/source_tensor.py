@@ -30,8 +30,15 @@ NUMPY_TYPES: dict[str, np.dtype] = {
     "BOOL": np.dtype("u1"),
 }
 
+NOT_QUANTIZED = ("quantized weights are not supported: take the model's repository in bf16, or a "
+                 "GGUF file")
 BLOCK_BYTES = 16 << 20
 MAX_DIMENSIONS = 8
+
+
+def unsupported(name: str, dtype: str) -> Refusal:
+    """The error of a tensor of integers or 8 bits, as every format of quantized weights has some."""
+    return Refusal(f"tensor {name}: dtype {dtype}: {NOT_QUANTIZED}")
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,7 @@ class SourceTensor:
     def check(self) -> None:
         """Raises Refusal unless every element lies within the storage."""
         if self.dtype not in NUMPY_TYPES:
-            raise Refusal(f"tensor {self.name}: dtype {self.dtype} is not supported")
+            raise unsupported(self.name, self.dtype)
         dims_ok = len(self.shape) == len(self.strides) <= MAX_DIMENSIONS
         numbers = (*self.shape, *self.strides, self.first_element)
         if not dims_ok or any(type(n) is not int or n < 0 for n in numbers):

@@ -66,8 +66,9 @@ class PlannedTensor:
                 yield convert(block, part.dtype, self.dtype, self.name), block, part.dtype
 
 
-def strip_wrappers(tensors: dict[str, SourceTensor]) -> dict[str, SourceTensor]:
-    """Removes the traces of wrappers from all names."""
+def plain_names(tensors: dict[str, SourceTensor]) -> dict[str, SourceTensor]:
+    """The tensors by the names of the class with an output layer: without traces of wrappers, and
+    with the prefix that files of the class without one, as LlamaModel, lack."""
     result: dict[str, SourceTensor] = {}
     for name, tensor in tensors.items():
         pieces = [piece for piece in name.split(".") if piece not in _WRAPPERS]
@@ -77,7 +78,10 @@ def strip_wrappers(tensors: dict[str, SourceTensor]) -> dict[str, SourceTensor]:
         if plain in result:
             raise Refusal(f"tensor {plain}: present twice, also as {name}")
         result[plain] = tensor
-    return result
+    if any(name.startswith("model.") for name in result):
+        return result
+    return {name if name.startswith("lm_head.") else f"model.{name}": tensor
+            for name, tensor in result.items()}
 
 
 class Pool:

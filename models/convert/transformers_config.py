@@ -25,6 +25,7 @@ from models.convert.canonical_config import (
     check_token_ids,
 )
 from models.convert.refusal import Refusal
+from models.convert.source_tensor import NOT_QUANTIZED
 
 CLASSES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM",
            "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -33,13 +34,16 @@ _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
           "num_attention_heads")
 _DEFAULT_KV_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}
 _ROPES = ("rope_scaling", "rope_parameters")
-_KNOWN = WITHOUT_EFFECT | frozenset(_SIZES) | frozenset(_ROPES) | frozenset(
+_REFUSED = {
+    "quantization_config": NOT_QUANTIZED, "quantization": NOT_QUANTIZED,  # the second is MLX's
+    "transformers_weights": "not supported: name that file model.safetensors, and remove the key"}
+_KNOWN = WITHOUT_EFFECT | frozenset((*_SIZES, *_ROPES, *_REFUSED)) | frozenset(
     """
     num_key_value_heads head_dim hidden_act max_position_embeddings rms_norm_eps rope_theta
     partial_rotary_factor original_max_position_embeddings attention_bias mlp_bias layer_types
     sliding_window use_sliding_window max_window_layers is_causal tie_word_embeddings bos_token_id
-    eos_token_id pad_token_id quantization_config quantization use_forget_gate use_attention_sink
-    use_qk_norm_cap log_pruning_tolerance weight_blocks
+    eos_token_id pad_token_id use_forget_gate use_attention_sink use_qk_norm_cap
+    log_pruning_tolerance weight_blocks
     attention_dropout hidden_dropout embd_pdrop resid_pdrop attn_pdrop pretraining_tp
     is_llama_config transformers.js_config unsloth_version unsloth_fixed name_or_path
     model_max_length max_sequence_length
@@ -225,10 +229,9 @@ def without_unknown(raw: dict[str, Any], ignored: frozenset[str]) -> dict[str, A
 
 
 def _check_known(keys: _Reader, model_type: str) -> None:
-    for key in ("quantization_config", "quantization"):
+    for key, problem in _REFUSED.items():
         if keys.raw.get(key) is not None:
-            raise keys.refuse(key, "quantized weights are not supported: take the model's "
-                              "repository in bf16, or a GGUF file")
+            raise keys.refuse(key, problem)
     given = keys.raw.get("architectures") or CLASSES[model_type]
     for name in given if isinstance(given, list) else [given]:
         # Forks and trainers rename the class; one with code of its own may be another model, unless

@@ -322,6 +322,28 @@ TEST(CheckpointTest, TruncationWhileOpening) {
   writer.join();
 }
 
+TEST(CheckpointTest, AnAdapterAloneOrBesideAModel) {
+  const Copy copy("tiny_rope");
+  copy.dir.Write("adapter_config.json", "{}");
+  const std::string said = "adapter_config.json: the model directory has an adapter";
+  ExpectRefused(Checkpoint::Open(copy.dir.path(), {}).status(), said);
+  ExpectRefused(copy.Open().status(), said);
+}
+
+TEST(CheckpointTest, TensorsOfTheClassWithoutAnOutputLayer) {
+  for (const char* golden : {"tiny_rope", "transformers/llama_kv1_default_tied_forgetting"}) {
+    SCOPED_TRACE(golden);
+    Copy copy(golden);
+    const TensorSpecs original = std::exchange(copy.tensors, {});
+    for (const auto& [name, spec] : original) {
+      copy.tensors[name.starts_with("model.") ? name.substr(6) : name] = spec;
+    }
+    EXPECT_TRUE(copy.Open().ok()) << copy.Open().status();
+    copy.tensors["model.norm.weight"] = original.at("model.norm.weight");
+    ExpectRefused(copy.Open().status(), "is missing");
+  }
+}
+
 TEST(CheckpointTest, FilesThatAreNotThere) {
   const TemporaryDir dir;
   EXPECT_TRUE(absl::IsNotFound(Checkpoint::Open(dir.File("absent"), {}).status()));
@@ -339,8 +361,6 @@ TEST(CheckpointTest, FilesThatAreNotThere) {
   says(", but a GGUF file: foxserve serve x.gguf, or ./run serve x.gguf");
   const absl::Status file = Checkpoint::Open(dir.File("x.gguf"), {}).status();
   EXPECT_NE(file.message().find("is a GGUF file: foxserve serve "), std::string::npos) << file;
-  dir.Write("adapter_config.json", "{}");
-  says(", but an adapter: foxserve convert BASE DIR --adapter THIS");
   dir.Write("config.json", std::string(2 << 20, ' '));
   ExpectRefused(Checkpoint::Open(dir.path(), {}).status(), "config.json: larger than");
 }

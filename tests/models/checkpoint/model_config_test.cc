@@ -349,6 +349,7 @@ TEST(ModelConfigTest, UnsupportedOptionsOfTransformersAreRefusedByName) {
       {"llama", R"("use_forget_gate": true, "log_pruning_tolerance": 0)",
        "log_pruning_tolerance must be negative or null"},
       {"llama", R"("quantization_config": {})", "quantization_config is not supported"},
+      {"llama", R"("transformers_weights": "alt.safetensors")", "name that file model.safetensors"},
       {"llama", R"("partial_rotary_factor": 0.5)", "partial_rotary_factor is not supported"},
       {"llama", R"("rope_theta": 0)", "rope_theta must be above 0"},
       {"llama", R"("rope_scaling": {"type": "linear", "factor": 0.5})",

@@ -30,9 +30,9 @@ TENSORS: tuple[tuple[str, dict[str, Bits | None], str], ...] = (
     ("tiny_rope", {"module.lm_head.weight": TWO}, "lm_head.weight: present twice"),
     ("tiny_fla", {LAYER + "mlp.up_proj.weight": None}, LAYER + "mlp.up_proj.weight: missing"),
     ("tiny_rope", {"model.norm.weight": Bits("I64", (64,), bytes(512))},
-     "tensor model.norm.weight: dtype I64 is not supported"),
-    ("tiny_rope", {"model.norm.weight": Bits("F64", (64,), bytes(512))},
-     "dtype F64 is not supported, use --dtype f32"),
+     "tensor model.norm.weight: dtype I64: quantized weights are not supported: take the model's"),
+    ("tiny_rope", {"model.norm.weight": Bits("F8_E4M3", (64,), bytes(64))},
+     "tensor model.norm.weight: dtype F8_E4M3: quantized weights are not supported"),
     ("tiny_fla", {LAYER + "mlp.up_proj.weight": Bits("F32", (96, 64), bytes(4 * 96 * 64))},
      f"tensor {LAYER}mlp.gate_proj.weight: its parts have different dtypes"),
     ("tiny_fla", {LAYER + "attn_res_proj.weight": RESIDUAL}, "attention residuals"),
@@ -72,17 +72,37 @@ class RefusalTest(CheckpointCase):
                 with self.subTest(key=key, value=value):
                     self.check(name, {key: value}, {}, f"config key {key}:")
 
-    def test_overflow(self) -> None:
+    def test_types_and_overflow(self) -> None:
         config, tensors = self.golden("tiny_rope")
         large = Bits("F32", (64,), bytes.fromhex("0000a047") * 64)  # 81920
         self.put(config, tensors | {"model.norm.weight": large})
         self.assert_refused("tensor model.norm.weight: 64 finite values overflow F16",
                             options=("--dtype", "f16"))
+        self.put(config, tensors | {"model.norm.weight": Bits("F64", (64,), bytes(512))})
+        self.assert_refused("dtype F64 does not become bf16", options=("--dtype", "bf16"))
+        self.assertEqual(self.convert()[1]["model.norm.weight"], ("F32", (64,), bytes(256)))
 
     def test_ignored_key(self) -> None:
         config, tensors = self.golden("tiny_rope")
         self.put(config | {"novel": 1}, tensors)
         self.assertNotIn("novel", self.convert("--ignore-key", "novel")[0])
+
+    def test_keys_of_transformers(self) -> None:
+        for key, value, reason in (
+            ("quantization_config", {"bits": 4}, "quantized weights are not supported"),
+            ("transformers_weights", "alt.safetensors", "name that file model.safetensors"),
+        ):
+            with self.subTest(key):
+                config, tensors = self.golden("transformers/qwen2_kv1_linear")
+                self.put(config | {key: value}, tensors)
+                self.assert_refused(f"config key {key}:", reason, options=("--ignore-key", key))
+
+    def test_an_adapter_alone_or_beside_a_model(self) -> None:
+        (self.src / "adapter_config.json").write_text("{}")
+        reason = "adapter_config.json: SRC has an adapter"
+        self.assert_refused(reason)
+        self.put(*self.golden("tiny_rope"))
+        self.assert_refused(reason)
 
     def test_files(self) -> None:
         self.assert_refused("neither config.json nor config.yaml")

@@ -60,6 +60,13 @@ def saved_by_safetensors(folder: Path, model: Any) -> None:
     save_model(model, str(folder / "model.safetensors"))
 
 
+def no_prefix(folder: Path, _: Any) -> None:
+    """As the class without an output layer saves it: Qwen3-Embedding has such files."""
+    tensors = load_file(folder / "model.safetensors")
+    save_file({name.removeprefix("model."): tensor for name, tensor in tensors.items()},
+              folder / "model.safetensors")
+
+
 def two_matrices(folder: Path, _: Any) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors[HEAD] = tensors[EMBEDDINGS].flip(0).contiguous()
@@ -85,6 +92,7 @@ LINEAR, LLAMA3, YARN = (SCALINGS[name] for name in ("linear", "llama3", "yarn"))
 FORMS: list[tuple[str, dict[str, Any], bool, Change]] = [
     ("Llama", {}, True, head_alone), ("Qwen2", {}, True, saved_by_safetensors),
     ("Mistral", {}, True, two_matrices), ("Qwen3", {}, True, shards),
+    ("Qwen3", {}, True, no_prefix), ("Llama", {}, False, no_prefix),
     ("Llama", {}, False, keys(rope_parameters={}, rope_theta=3e4)),
     ("Qwen2", {}, False, keys(rope_parameters={"rope_theta": 5e5})),
     ("Mistral", {}, False, keys(rope_scaling=LLAMA3, rope_parameters={**LINEAR, "rope_theta": 5})),
