@@ -37,7 +37,7 @@ MAX_DIMENSIONS = 8
 
 
 def unsupported(name: str, dtype: str) -> Refusal:
-    """The error of a tensor of integers or 8 bits, as every format of quantized weights has some."""
+    """The error of a tensor of integers or 8 bits, as formats of quantized weights have."""
     return Refusal(f"tensor {name}: dtype {dtype}: {NOT_QUANTIZED}")
 
 
