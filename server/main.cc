@@ -156,9 +156,13 @@ absl::StatusOr<LoadedModel> LoadModel(const ServerFlags& flags) {
   out.context.engine = out.engine.options;
   if (flags.generation_config) {
     const absl::StatusOr<GenerationConfig> config = LoadGenerationConfig(dir);
-    if (!config.ok()) return config.status();
-    absl::StatusOr<SamplingDefaults> defaults = SamplingDefaultsFrom(*config, vocab_size);
-    if (!defaults.ok()) return defaults.status();
+    absl::StatusOr<SamplingDefaults> defaults =
+        config.ok() ? SamplingDefaultsFrom(*config, vocab_size) : config.status();
+    if (!defaults.ok()) {
+      return absl::Status(defaults.status().code(),
+                          absl::StrCat(defaults.status().message(),
+                                       "; --generation-config none leaves this file out"));
+    }
     out.context.defaults = *std::move(defaults);
   }
   const absl::StatusOr<std::optional<double>> gain = LoadGain(dir);
@@ -233,7 +237,8 @@ void LogStart(const LoadedModel& model, const FlagSet& set) {
   if (model.tokenizer == nullptr) {
     Log(LogLevel::kWarning,
         "no tokenizer: prompts and answers are token ids, over gRPC; HTTP has no completions",
-        {{"looked_for", "tokenizer.model, tokenizer.json, vocab.json with merges.txt"}});
+        {{"looked_for",
+          "tokenizer.model, tokenizer.json, vocab.json with merges.txt; not tekken.json"}});
   }
   FlushLog(/*seconds=*/0.5);  // before the line "listening on"
 }

@@ -75,8 +75,11 @@ absl::Status Parse(const Arguments& arguments, PerplexityFlags& values) {
   constexpr int64_t kMany = std::numeric_limits<int32_t>::max();
   values.common.Register(flags);
   flags.Group("Perplexity");
-  flags.String("text", "FILE", "UTF-8; documents are parted by a line with one zero byte",
-               &values.text);
+  flags.String(
+      "text", "FILE",
+      "UTF-8; documents are parted by a line with one zero byte, and each gets the model's bos "
+      "and eos around it",
+      &values.text);
   flags.Int("window", "W", "tokens a window; its first one is context only", 2, kMany,
             &values.window);
   flags.Int("max-windows", "N", "0: all", 0, kMany, &values.max_windows);

@@ -29,16 +29,17 @@ WITHOUT_EFFECT = frozenset(
     initializer_range elementwise_affine fuse_norm fuse_cross_entropy fuse_swiglu use_l2warp
     fuse_linear_cross_entropy output_hidden_states output_attentions return_dict
     return_dict_in_generate chunk_size_feed_forward is_encoder_decoder is_decoder id2label label2id
-    problem_type _name_or_path _attn_implementation_autoset add_cross_attention
-    cross_attention_hidden_size tie_encoder_decoder pruned_heads finetuning_task
+    problem_type _name_or_path _commit_hash _attn_implementation_autoset _attn_implementation
+    attn_implementation _flash_attn_2_enabled use_flash_attn gradient_checkpointing
+    add_cross_attention cross_attention_hidden_size tie_encoder_decoder pruned_heads finetuning_task
     task_specific_params tokenizer_class prefix torchscript use_bfloat16 tf_legacy_loss sep_token_id
     decoder_start_token_id max_length min_length do_sample early_stopping num_beams num_beam_groups
     diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty
     no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids num_return_sequences
     output_scores forced_bos_token_id forced_eos_token_id remove_invalid_values
-    exponential_decay_length_penalty suppress_tokens begin_suppress_tokens
-    max_new_tokens min_new_tokens min_p stop_strings renormalize_logits guidance_scale
-    cache_implementation penalty_alpha epsilon_cutoff eta_cutoff
+    exponential_decay_length_penalty suppress_tokens begin_suppress_tokens max_new_tokens
+    min_new_tokens min_p stop_strings renormalize_logits guidance_scale cache_implementation
+    penalty_alpha epsilon_cutoff eta_cutoff
     """.split()
 )
 _COMMON = frozenset(

@@ -176,16 +176,21 @@ def _write(args: argparse.Namespace, plan: Plan) -> None:
     out.check_space(args.destination, planned)
     with out.staged(args.destination) as stage:
         report = out.write_tensors(stage, planned, args.max_shard_size)
-        copied = [*plan.files, *out.copy_side_files(args.source, stage)]
-        for filename, content in {"config.json": plan.config, **plan.files}.items():
-            out.add_file(stage / filename, content)
+        names = [] if out.has_tokenizer(plan.files) else out.TOKENIZER_FILES
+        copied = out.side_files(args.source, ["generation_config.json", *names])
+        for files in (copied, {"config.json": plan.config, **plan.files}):
+            for filename, content in files.items():
+                out.add_file(stage / filename, content)
         chat = write_chat_format(stage)
         if args.verify:
             _verify(stage, plan.config, planned)
     for name, count in report.nonfinite.items():
         _say(f"warning: tensor {name}: {count} elements are NaN or infinite")
-    if not any(name.startswith(("tokenizer.", "vocab.")) for name in copied):
-        _say("note: SRC has no tokenizer; put its files beside the weights")
+    if not out.has_tokenizer((*copied, *plan.files)):
+        _say("note: SRC has tekken.json, a tokenizer that is not supported; put tokenizer.json of "
+             "the same model, from a repository that has one, beside the weights"
+             if (args.source / "tekken.json").is_file() else
+             "note: SRC has no tokenizer; put its files beside the weights")
     if chat:
         _say(f"note: {chat}")
     total = sum(tensor.byte_size for tensor in planned)

@@ -154,7 +154,8 @@ def open_gguf(path: Path, wanted: str, keep_blocks: bool = False) -> Plan:
     except OSError:
         raise
     except Exception as error:  # GGUFReader checks little: a damaged file can raise any
-        raise Refusal(f"{path.name}: not a whole GGUF file ({error})") from None
+        raise Refusal(f"{path.name}: not a whole GGUF file ({error}); of other checkpoints SRC is "
+                      "the directory") from None
     keys = _Keys(reader.fields)
     if reader.byte_order != "I" or keys.get("split.count", 1) > 1:
         raise Refusal(f"{path.name}: neither big-endian nor split files are supported")

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from models.convert.output_directory import TOKENIZER_FILES, has_tokenizer, side_files
 from models.convert.peft_adapter import read_peft, scale_of
 from models.convert.refusal import Refusal
 from models.convert.rounding import as_float
@@ -108,8 +109,28 @@ def _with_peft(plan: Plan, config: dict[str, Any], directory: Path) -> Plan:
     return _merged(with_both_matrices(plan), change, scale_of(config), grows=False)
 
 
+def _with_tokenizer(plan: Plan, directory: Path) -> Plan:
+    """If the adapter has a tokenizer, as trainers save it beside, takes all of its files."""
+    files = side_files(directory, TOKENIZER_FILES)
+    if not has_tokenizer(files):
+        return plan
+    size, name = plan.config["vocab_size"], "tokenizer.json"
+    added = parse_json(files[name], name).get("added_tokens", []) if name in files else []
+    for token in added:
+        if token["id"] >= size:
+            raise Refusal(f"{name}: of the adapter: its token {token['content']!r} has the id "
+                          f"{token['id']}, but the model has {size} tokens")
+    others = {name: file for name, file in plan.files.items() if name not in TOKENIZER_FILES}
+    return replace(plan, files={**others, **files},
+                   notes=[*plan.notes, "the tokenizer and its chat template are the adapter's"])
+
+
 def with_adapter(plan: Plan, directory: Path) -> Plan:
     """Raises Refusal unless the adapter in `directory` fits."""
+    return _with_tokenizer(_with_weights(plan, directory), directory)
+
+
+def _with_weights(plan: Plan, directory: Path) -> Plan:
     config = parse_json(read_text(directory / CONFIG), CONFIG)
     if "peft_type" in config:
         return _with_peft(plan, config, directory)

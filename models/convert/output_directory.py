@@ -13,7 +13,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,15 +28,13 @@ from models.convert.source_directory import read_text
 from models.convert.source_tensor import NUMPY_TYPES, SourceTensor
 from models.convert.tensor_plan import PlannedTensor
 
-COPIED_FILES = (
-    "tokenizer.model",
-    "tokenizer.json",
-    "vocab.json",
+VOCABULARY_FILES = ("tokenizer.model", "tokenizer.json", "vocab.json")  # a tokenizer has one
+TOKENIZER_FILES = (
+    *VOCABULARY_FILES,
     "merges.txt",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
-    "generation_config.json",
     *chat_template.FILES.values(),
     "chat_format.json",
 )
@@ -154,18 +152,21 @@ def write_file(path: Path, content: dict[str, Any] | bytes) -> None:
 
 def add_file(path: Path, content: dict[str, Any] | bytes) -> None:
     """Writes a file; the keys of a dictionary replace keys of an existing JSON file."""
+    path.parent.mkdir(exist_ok=True)
     if isinstance(content, dict) and path.exists():
         content = {**parse_json(path.read_bytes(), path.name), **content}
     write_file(path, content)
 
 
-def copy_side_files(source: Path, directory: Path) -> list[str]:
-    """Copies tokenizer and generation files; returns their names."""
-    copied = [name for name in COPIED_FILES if (source / name).is_file()]
-    for name in copied:
-        (directory / name).parent.mkdir(exist_ok=True)
-        write_file(directory / name, read_text(source / name, source))
-    return copied
+def side_files(directory: Path, names: Iterable[str]) -> dict[str, bytes]:
+    """The contents of the files that there are, by name."""
+    return {name: read_text(directory / name, directory)
+            for name in names if (directory / name).is_file()}
+
+
+def has_tokenizer(names: Iterable[str]) -> bool:
+    """True if the files are those of a tokenizer, and perhaps others."""
+    return not set(VOCABULARY_FILES).isdisjoint(names)
 
 
 def verify_tensors(planned: list[PlannedTensor], written: dict[str, SourceTensor]) -> VerifyReport:

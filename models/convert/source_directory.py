@@ -84,15 +84,18 @@ def open_source(directory: Path, step: int | None) -> Source:
     return source
 
 
-def read_weights_file(path: Path) -> dict[str, SourceTensor]:
-    """The tensors of one .safetensors or .bin file."""
+def read_weights_file(path: Path, directory: Path | None = None) -> dict[str, SourceTensor]:
+    """The tensors of one .safetensors or .bin file. `directory`: see check_link."""
     if not path.is_file():
         raise Refusal(f"{path.name}: missing")
-    check_link(path)
+    check_link(path, directory)
     if path.suffix == ".safetensors":
         return read_safetensors(path)
     archive = TorchArchive(path)
-    return _resolve(archive, archive.content, path.name)
+    state = archive.content
+    if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
+        state = state["state_dict"]  # as trainers save it
+    return _resolve(archive, state, path.name)
 
 
 def _resolve(archive: TorchArchive, state: Any, what: str) -> dict[str, SourceTensor]:
@@ -117,9 +120,10 @@ def _read_shards(index: Path) -> dict[str, SourceTensor]:
         raise Refusal(f"{index.name}: no weight_map")
     tensors: dict[str, SourceTensor] = {}
     for shard in sorted(set(weight_map.values())):
-        if Path(shard).name != shard or Path(shard).suffix not in (".safetensors", ".bin"):
+        leaves = Path(shard).is_absolute() or ".." in Path(shard).parts
+        if leaves or Path(shard).suffix not in (".safetensors", ".bin"):
             raise Refusal(f"{index.name}: {shard!r} is not the name of a weights file")
-        for name, tensor in read_weights_file(index.parent / shard).items():
+        for name, tensor in read_weights_file(index.parent / shard, index.parent).items():
             first = tensors.setdefault(name, tensor)
             if first is not tensor and not (
                     first.shape == tensor.shape and same_values(first, tensor)):

@@ -19,7 +19,13 @@ import torch
 from safetensors.torch import save_file
 
 from models.convert.canonical_config import CanonicalConfig, parse_config
-from models.convert.output_directory import copy_side_files, write_file, write_tensors
+from models.convert.output_directory import (
+    TOKENIZER_FILES,
+    add_file,
+    side_files,
+    write_file,
+    write_tensors,
+)
 from models.convert.refusal import Refusal
 from models.convert.safetensors_io import parse_json
 from models.convert.source_directory import open_source, read_text
@@ -100,7 +106,9 @@ def export_model(
         files = stage / "files"
         files.mkdir()
         write_tensors(files, planned, max_shard_bytes)
-        copy_side_files(tokenizer_directory, files)
+        kept = side_files(tokenizer_directory, (*TOKENIZER_FILES, "generation_config.json"))
+        for name, content in kept.items():
+            add_file(files / name, content)
         write_file(files / "config.json", model.config.to_json())
         # The gain, if ./run gain measured one, is that of the weights before.
         for stale in (*out.glob("model*.safetensors*"), *out.glob("fox_gain.json")):

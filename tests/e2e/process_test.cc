@@ -16,6 +16,7 @@
 
 #include "nlohmann/json.hpp"
 #include "tests/fixtures/server_process.h"
+#include "tests/models/temporary_dir.h"
 
 namespace fox {
 namespace {
@@ -67,6 +68,11 @@ ServerStart Demo(const std::vector<std::string>& flags = {}) {
 }
 
 TEST(ProcessTest, WrongFlagsAndModelsExitWith78AndOneLine) {
+  const TemporaryDir sampled;  // as a model that was saved with a top_p that is no share
+  for (const char* name : {"config.json", "model.safetensors"}) {
+    sampled.Write(name, FileContent(kWithoutTokenizer + "/" + name));
+  }
+  sampled.Write("generation_config.json", R"({"top_p": 1.5})");
   const std::pair<std::vector<std::string>, std::string> cases[] = {
       {{}, "--model: must name"},
       {{"--modle", kDemo}, "did you mean --model?"},
@@ -80,6 +86,7 @@ TEST(ProcessTest, WrongFlagsAndModelsExitWith78AndOneLine) {
       {{"--model", "no/such", "--grpc-port=0"}, "no/such: the model directory does not exist"},
       {{"--check-model", kDemo + "/config.json"}, "the model path is not a directory"},
       {{"--check-model", kWithoutTokenizer, "--add-bos-to-ids"}, "puts no bos before a text"},
+      {{"--check-model", sampled.path()}, "--generation-config none leaves this file out"},
   };
   for (const auto& [arguments, said] : cases) {
     SCOPED_TRACE(said);

@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 import yaml
 from chat_format_test import CHATML
-from checkpoint_case import GOLDEN, Bits, CheckpointCase
+from checkpoint_case import GOLDEN, Bits, CheckpointCase, save
 from torch_archive import Archive, Call, Global, New
 
 from models.convert import output_directory
@@ -145,6 +145,34 @@ class OrdinaryTest(CheckpointCase):
                 chat = json.loads((self.dst / "chat_format.json").read_text())
                 self.assertEqual(chat["generation_prompt"], "<|im_start|>assistant\n")
 
+    def test_the_tokenizer_of_an_adapter(self) -> None:
+        """All of its files are taken, and none of the base's."""
+        config, tensors = self.golden("transformers/llama_kv3_default")
+        self.put(config, tensors)
+        adapter = self.scratch / "adapter"
+        adapter.mkdir()
+        save(adapter / "adapter.safetensors", {})
+        (adapter / "adapter_config.json").write_text('{"base_model_type": "llama", "config": {}}')
+        for name in ("tokenizer.model", "special_tokens_map.json", "generation_config.json"):
+            (self.src / name).write_text("{}")
+        base, weights = sorted(path.name for path in self.src.iterdir()), sorted(
+            ["config.json", "generation_config.json", "model.safetensors"])
+        tokenizer = {"added_tokens": [{"id": config["vocab_size"] - 1, "content": "<x>"}]}
+        for files, written in (
+            ({"chat_template.jinja": CHATML}, base),  # of no tokenizer
+            ({"tokenizer.json": json.dumps(tokenizer)},
+             ["chat_format.json", "chat_template.jinja", *weights, "tokenizer.json"]),
+        ):
+            with self.subTest(files=files.keys()):
+                for name, text in files.items():
+                    (adapter / name).write_text(text)
+                self.convert("--adapter", adapter, "--force")
+                self.assertEqual(sorted(path.name for path in self.dst.iterdir()), sorted(written))
+        tokenizer["added_tokens"][0]["id"] += 1
+        (adapter / "tokenizer.json").write_text(json.dumps(tokenizer))
+        self.assertIn("its token '<x>' has the id 64, but the model has 64 tokens",
+                      self.run_convert("--adapter", adapter, "--force")[2])
+
     def test_sinks_and_caps_stay_in_float32(self) -> None:
         config, tensors = self.golden("transformers/llama_kv1_default_tied_forgetting")
         self.put(config, tensors)
@@ -160,6 +188,10 @@ class OrdinaryTest(CheckpointCase):
         status, _, err = self.run_convert()
         self.assertEqual(status, 0)
         self.assertIn("note: no chat: ", err)
+        self.assertIn("note: SRC has no tokenizer", err)
+        (self.src / "tekken.json").touch()
+        self.assertIn("tekken.json, a tokenizer that is not supported; put tokenizer.json",
+                      self.run_convert("--force")[2])
         self.assertFalse((self.dst / "chat_format.json").exists())
 
 
@@ -276,12 +308,17 @@ class ShardsTest(CheckpointCase):
         for part in range(2):
             archive = Archive()
             names = sorted(tensors)[part::2]
-            archive.save(self.src / f"part{part}.bin",
-                         {name: archive.tensor(*tensors[name]) for name in names})
+            state = {name: archive.tensor(*tensors[name]) for name in names}
+            archive.save(self.src / f"part{part}.bin", {"state_dict": state} if part else state)
             weight_map |= {name: f"part{part}.bin" for name in names}
         index = self.src / "pytorch_model.bin.index.json"
         index.write_text(json.dumps({"weight_map": weight_map}))
         self.assertEqual(self.convert()[1], tensors)
+        (self.src / "weights").mkdir()
+        (self.src / "part0.bin").rename(self.src / "weights" / "part0.bin")
+        weight_map |= {n: "weights/part0.bin" for n, p in weight_map.items() if p == "part0.bin"}
+        index.write_text(json.dumps({"weight_map": weight_map}))
+        self.assertEqual(self.convert("--force")[1], tensors)
         first = min(weight_map)
         for change, reason in (
             ({first: "../part0.bin"}, "not the name of a weights file"),

@@ -398,4 +398,4 @@ class RefusalTest(GgufCase):
         for size in (0, 3, 20, 200, 5000, len(whole) - 1):
             with self.subTest(size=size):
                 self.src.write_bytes(whole[:size])
-                self.assert_refused("not a whole GGUF file")
+                self.assert_refused("not a whole GGUF file", "of other checkpoints SRC is the dir")
