@@ -49,13 +49,14 @@ def _shape_of_product(b: SourceTensor, a: SourceTensor) -> tuple[int, ...]:
 
 
 def _check_shape(base: PlannedTensor, shape: tuple[int, ...]) -> None:
-    if base.shape != shape:
-        grown = ""
-        if base.name in (HEAD, *EMBEDDINGS) and base.shape[1:] == shape[1:]:
-            grown = (" (if its vocabulary has grown: save the base after "
-                     f"resize_token_embeddings({shape[0]}), and convert that)")
-        raise Refusal(f"tensor {base.name}: shape {list(base.shape)} in the base, {list(shape)} in "
-                      f"the adapter, which is of another model{grown}")
+    if base.shape == shape:
+        return
+    grown = ""
+    if base.name in (HEAD, *EMBEDDINGS) and base.shape[1:] == shape[1:]:
+        grown = (" (if its vocabulary has grown: save the base after "
+                 f"resize_token_embeddings({shape[0]}), and convert that)")
+    raise Refusal(f"tensor {base.name}: shape {list(base.shape)} in the base, {list(shape)} in the "
+                  f"adapter, which is of another model{grown}")
 
 
 class _Sum(SourceTensor):
@@ -63,7 +64,7 @@ class _Sum(SourceTensor):
 
     def __init__(self, base: PlannedTensor, a: SourceTensor, b: SourceTensor,
                  scale: float) -> None:
-        super().__init__(base.name, "F32", base.shape, (), a.path, a.data_offset, 0)
+        super().__init__(base.name, "F32", base.shape, (), a.path, 0, 0)
         self.__dict__.update(base=base, a=a, b=b, scale=np.float32(scale))
 
     def blocks(self) -> Iterator[np.ndarray]:

@@ -36,7 +36,8 @@ def _check(config: dict[str, Any]) -> None:
     for key, value in sorted(config.items(), key=lambda item: item[0] != "peft_type"):
         if value and (key not in _KNOWN | set(_ALLOWED) or value not in _ALLOWED.get(key, [value])):
             raise Refusal(f"adapter_config.json: {key} {value!r} is not supported; merge the "
-                          "adapter with peft (merge_and_unload), then convert the model")
+                          "adapter with peft (merge_and_unload) unless it changes tied matrices, "
+                          "then convert the model")
     pattern = config.get("alpha_pattern") or {}
     try:
         alphas = [config.get("lora_alpha"), *(pattern[key] for key in pattern if re.compile(key))]

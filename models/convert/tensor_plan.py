@@ -117,12 +117,11 @@ class Pool:
 
 
 def same_values(a: SourceTensor, b: SourceTensor) -> bool:
-    """True if two tensors of one shape hold the same bits."""
-    if a.dtype != b.dtype:
-        return False
-    place = (a.path, a.data_offset, a.first_element, a.strides)
-    if place == (b.path, b.data_offset, b.first_element, b.strides):
+    """True if two tensors have one type and shape, and hold the same bits."""
+    if a is b:
         return True
+    if (a.dtype, a.shape) != (b.dtype, b.shape):
+        return False
     pairs = zip(a.blocks(), b.blocks())
     return all(np.array_equal(x.view(np.uint8), y.view(np.uint8)) for x, y in pairs)
 

@@ -83,7 +83,8 @@ TEST(CheckpointTest, EveryTensorIsRequiredWithItsShapeAndType) {
       copy.tensors[name] = {spec.dtype, {count, 1}, spec.bytes};
       ExpectRefused(copy.Open().status(), "tensor \"" + name + "\" has shape [");
       copy.tensors[name] = {wide ? "I32" : "I16", spec.shape, spec.bytes};
-      ExpectRefused(copy.Open().status(), "tensor \"" + name + "\" has dtype I");
+      ExpectRefused(copy.Open().status(), "tensor \"" + name + "\" has dtype " +
+                                              (wide ? "I32" : "I16") + ": quantized weights are");
       copy.tensors[name] = spec;
       copy.tensors[name + "_copy"] = spec;
       ExpectRefused(copy.Open().status(), "tensor \"" + name + "_copy\" is not part of this model");
