@@ -386,8 +386,10 @@ bool Call::AccountBytes() {
 
 absl::Status Call::NoRoom() const {
   const int64_t more = format_->held_bytes() + in_flight_bytes_ - accounted_bytes_;
-  // While nothing is being written, no reader is to blame.
-  return !writing_ && info_.share.Exceeds(more) ? AnswerTooLarge() : AnswersUnread();
+  int64_t others = 0;
+  for (const CallBudget::Share& share : shares_) others += share.bytes();
+  // A call that waits for no reader, and alone holds too much, never finds room.
+  return !writing_ && info_.share.Exceeds(more, others) ? AnswerTooLarge() : AnswersUnread();
 }
 
 // The analysis does not follow a reference that the lock's owner holds.

@@ -173,7 +173,8 @@ class Call final : public std::enable_shared_from_this<Call> {
   // Sets the share to the bytes that are kept and in flight. False: the budget is full, and nothing
   // has changed.
   bool AccountBytes() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The failure of a call whose bytes the budget does not admit.
+  // Why the budget does not admit the call's bytes: AnswerTooLarge if it never will, so that
+  // clients do not try again; else AnswersUnread.
   absl::Status NoRoom() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Step NextStep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Nothing is written or held any more: gives back the share.

@@ -205,7 +205,7 @@ GenerateService::GenerateService(ServerCore& core) : RawService(core) {
           return absl::InvalidArgumentError("request_ids: 1 to 1024 ids");
         }
         v1::AbortResponse response;
-        std::set<std::string> seen;  // a call that is ending is still found
+        std::set<std::string> seen;  // an id that comes twice would be found twice
         for (const std::string& id : request.request_ids()) {
           if (seen.insert(id).second && AbortCalls(core, call, id)) response.add_aborted(id);
         }

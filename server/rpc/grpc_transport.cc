@@ -35,7 +35,7 @@ void GrpcTransport::AnswerNow(ServerCore& core, CallInfo info, absl::Status stat
   share_ = std::move(info.share);
   const auto bytes = static_cast<int64_t>(message.size());
   if (status.ok() && !share_.Hold(bytes)) {
-    status = share_.Exceeds(bytes) ? AnswerTooLarge() : AnswersUnread();
+    status = share_.Exceeds(bytes, 0) ? AnswerTooLarge() : AnswersUnread();
   }
   EndAnswer(status, std::move(message), core.RetryAfterMs());
 }

@@ -224,8 +224,9 @@ TEST(HttpCompletionCallTest, AnAnswerThatCanNeverBeHeldIsNotToBeAskedForAgain) {
   Json request = With(Greedy(std::string(600, 'a'), 2), "echo", true);
   EXPECT_EQ(client.Post(kPath, request).status, 200);
   request["logprobs"] = 5;
-  for (const bool stream : {false, true}) {
-    const HttpReply refused = client.Post(kPath, With(request, "stream", stream));
+  const std::vector<std::string> some(8, std::string(100, 'a'));
+  for (const Json& body : {request, With(request, "stream", true), With(request, "prompt", some)}) {
+    const HttpReply refused = client.Post(kPath, body);
     EXPECT_EQ(refused.status, 400);
     EXPECT_EQ(refused.headers.count("retry-after"), 0U);
     EXPECT_TRUE(absl::StrContains(refused.body, "half of --call-memory-mb")) << refused.body;

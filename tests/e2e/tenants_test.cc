@@ -84,7 +84,7 @@ TEST_F(TenantsTest, AnIdBelongsToItsTenantAndToAdministrators) {
   ServeWithTokens();
   const auto a = Run(kA);
   EXPECT_EQ(Generate(kA), grpc::ALREADY_EXISTS);
-  EXPECT_EQ(CompleteAs(kA), 200);  // calls of HTTP share a name
+  EXPECT_EQ(CompleteAs(kA), 200);  // HTTP's name is not the whole id
   EXPECT_EQ(Generate(kB), grpc::OK);
   EXPECT_EQ(CompleteAs(kB), 200);
   EXPECT_THAT(Abort(kB), IsEmpty());

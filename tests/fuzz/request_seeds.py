@@ -87,9 +87,10 @@ def responses_seeds() -> Seeds:
     yield "valid_responses_text", b"\6" + encoded({"input": "x"})
     yield "no_tokenizer_responses", b"\7" + encoded(full)
     for name, body in hostile(
-            full, b"\6", input=([], [{}], [dict(said, role="tool")], [dict(thought, content=[7])],
-                                [dict(thought, encrypted_content="fox1:*")], [dict(call, name="")],
-                                [output] * 3, [{"type": "item_reference"}]),
+            full, b"\6", metadata=([{"type": 1}], [1]),
+            input=([], [{}], [dict(said, role="tool")], [dict(thought, content=[7])],
+                   [dict(thought, encrypted_content="fox1:*")], [dict(call, name="")],
+                   [output] * 3, [{"type": "item_reference"}]),
             tools=([{}], [7], [{"type": "function"}]), tool_choice=({"type": "function"}, "x"),
             text=({"format": {"type": "json_schema", "schema": {"type": "null"}}},
                   {"format": {"type": "json_schema"}}, {"verbosity": "low"}),

@@ -11,12 +11,15 @@ CallBudget::Share::~Share() {
   if (budget_ != nullptr) budget_->Change(client_, -1, -taken_);
 }
 
-bool CallBudget::Share::Hold(int64_t bytes) {
+int64_t CallBudget::Share::ChangeFor(int64_t bytes) const {
   constexpr int64_t kStep = 4096;
   const int64_t more = held_ + bytes - taken_;
-  int64_t change = 0;
-  if (more > 0) change = (more + kStep - 1) / kStep * kStep;
-  if (more < -2 * kStep) change = more + kStep;
+  if (more > 0) return (more + kStep - 1) / kStep * kStep;
+  return more < -2 * kStep ? more + kStep : 0;
+}
+
+bool CallBudget::Share::Hold(int64_t bytes) {
+  const int64_t change = ChangeFor(bytes);
   if (change != 0 && budget_ != nullptr && !budget_->Change(client_, 0, change)) return false;
   taken_ += change;
   held_ += bytes;
@@ -74,9 +77,10 @@ absl::Status AnswersUnread() {
 }
 
 absl::Status AnswerTooLarge() {
-  return absl::OutOfRangeError(
-      "the answer takes more than half of --call-memory-mb; send fewer or shorter prompts at once, "
-      "or ask for fewer log-probabilities");
+  return absl::InvalidArgumentError(
+      "the answer takes more than half of --call-memory-mb; raise it, send fewer or shorter "
+      "prompts "
+      "at once, or ask for fewer log-probabilities");
 }
 
 }  // namespace fox

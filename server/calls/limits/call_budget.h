@@ -33,14 +33,17 @@ class CallBudget {
     // The first call releases the request's own bytes. Reserves in steps of 4 KiB, so that not
     // every token takes the budget's lock. False: the budget is full, and nothing has changed.
     bool Hold(int64_t bytes);
-    // True if a share that held `bytes` more would alone be more than a client may hold.
-    bool Exceeds(int64_t bytes) const {
-      return budget_ != nullptr && held_ + bytes > budget_->max_client_bytes();
+    // True if Hold(bytes) fails even where the budget has nothing but this share and `others`
+    // bytes.
+    bool Exceeds(int64_t bytes, int64_t others) const {
+      return budget_ != nullptr && taken_ + ChangeFor(bytes) + others > budget_->max_client_bytes();
     }
     int64_t bytes() const { return taken_; }
 
    private:
     friend class CallBudget;
+    // By how much `taken_` changes if `bytes` more are held.
+    int64_t ChangeFor(int64_t bytes) const;
     Share(CallBudget* budget, uint64_t client, int64_t bytes)
         : budget_(budget), client_(client), taken_(bytes) {}
 
@@ -79,7 +82,8 @@ class CallBudget {
 
 // ResourceExhausted: answers that wait to be read fill the budget.
 absl::Status AnswersUnread();
-// OutOfRange: what has to be sent at once is more than a client may hold, so it can never be sent.
+// InvalidArgument: what has to be sent at once is more than a client may hold, so it can never be
+// sent.
 absl::Status AnswerTooLarge();
 
 }  // namespace fox

@@ -149,7 +149,8 @@ absl::StatusOr<CallOutline> CompletionFormat::ParseMessage() {
   if (!name.ok()) return name.status();
   head_->headers = {{"X-Request-Id", *name}, {"Request-Id", *name}};  // Anthropic's name
   // A service passes the header on with all calls that it makes for one request of its own, so
-  // calls may share it; their ids and the ids of their answers must differ.
+  // calls may share it. The registry, the log and clients know a call and its answer by an id of
+  // its own.
   id_ = sent_id_.empty() ? *name : absl::StrCat(*name, "-", RandomUuid());
   const auto bytes = static_cast<int64_t>(body_.size());
   absl::StatusOr<CompletionRequest> request = api_.parse(std::exchange(body_, {}), context_);

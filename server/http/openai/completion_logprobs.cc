@@ -46,11 +46,13 @@ std::string TokenName(const Tokenizer& tokenizer, int32_t id) {
 
 CompletionLogprobs::CompletionLogprobs(const Tokenizer& tokenizer, bool skip_special,
                                        bool at_text_start, bool chat)
-    : tokenizer_(tokenizer), chat_(chat), stream_(tokenizer, skip_special, at_text_start) {}
+    : tokenizer_(tokenizer), chat_(chat), skip_special_(skip_special) {
+  stream_.emplace(tokenizer, skip_special, at_text_start);
+}
 
 void CompletionLogprobs::AddFirst(int32_t id) { AddToken(id, "null", "null"); }
 
-void CompletionLogprobs::SkipFirst(int32_t id) { offset_ += CountCharacters(stream_.Push(id)); }
+void CompletionLogprobs::SkipFirst(int32_t id) { offset_ += CountCharacters(stream_->Push(id)); }
 
 std::string CompletionLogprobs::Entry(const v1::TokenLogprob& token) const {
   const auto id = static_cast<int32_t>(token.token_id());
@@ -101,8 +103,11 @@ void CompletionLogprobs::AddToken(int32_t id, const std::string& logprob, const 
   Append(absl::StrCat(offset_), &offsets_);
   if (before_text_ > 0) {
     --before_text_;
-  } else {
-    offset_ += CountCharacters(stream_.Push(id));
+    return;
+  }
+  offset_ += CountCharacters(stream_->Push(id));
+  if (sent_text_ && tokenizer_.IsAdded(id)) {
+    stream_.emplace(tokenizer_, skip_special_, /*at_text_start=*/true);
   }
 }
 

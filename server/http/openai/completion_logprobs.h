@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "fox/v1/inference.pb.h"
@@ -23,8 +24,13 @@ class CompletionLogprobs {
   CompletionLogprobs(const Tokenizer& tokenizer, bool skip_special, bool at_text_start,
                      bool chat = false);
 
-  // The first `tokens` are added tokens in front of the text, as bos. Before any token.
-  void BeginBeforeText(size_t tokens) { before_text_ = tokens; }
+  // The text is the one that was sent: the first `before` tokens, as bos, are not in it, and the
+  // tokenizer has read each text behind an added token as one that begins. Call it before the first
+  // token.
+  void FollowSentText(size_t before) {
+    before_text_ = before;
+    sent_text_ = true;
+  }
   // The first token of a prompt, which has no probability.
   void AddFirst(int32_t id);
   // A first token that the client did not send: it is in no list, but precedes the others in the
@@ -35,8 +41,8 @@ class CompletionLogprobs {
   // Begins as a copy of a prompt's lists; the next offset is `characters`.
   void Follow(const CompletionLogprobs& prompt, int64_t characters);
 
-  // The lists so far as one JSON object; they begin anew. "null": no token since the last call, and
-  // not `whole`, that is, a part of an answer.
+  // The lists so far as one JSON object; they begin anew. `whole`: the answer is not streamed, and
+  // has lists even without a token; else "null" if no token came since the last call.
   std::string TakeJson(bool whole);
   int64_t bytes() const;
 
@@ -47,7 +53,9 @@ class CompletionLogprobs {
 
   const Tokenizer& tokenizer_;
   const bool chat_;
-  TokenStream stream_;      // counts characters
+  const bool skip_special_;
+  std::optional<TokenStream> stream_;  // counts characters
+  bool sent_text_ = false;
   int64_t offset_ = 0;      // of the next token, in characters
   size_t before_text_ = 0;  // tokens to come that are not in the text
   std::string tokens_, logprobs_, top_, offsets_;

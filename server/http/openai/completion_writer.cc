@@ -74,7 +74,8 @@ class CompletionWriter final : public AnswerWriter {
     std::vector<AnswerPart> calls;
     std::optional<CompletionLogprobs> logprobs;
     std::string finish = "null", stop = "null";  // JSON
-    // Until it ends, those whose ids have come.
+    // Tokens of the answer: until the choice ends as many as ids have come, none if no ids were
+    // asked for; then the engine's count.
     uint32_t tokens = 0, thought_tokens = 0;
     uint32_t cached_tokens = 0;  // of the prompt
     v1::AcpStats acp;
@@ -87,8 +88,9 @@ class CompletionWriter final : public AnswerWriter {
   static void AddParts(std::vector<AnswerPart> parts, Choice* choice);
   std::string TakeChoice(size_t index);
   std::string TakeMessage(Choice* choice) const;
-  int64_t CachedTokens() const;
-  std::string Usage() const;
+  // Of `count` choices from `first` on.
+  int64_t CachedTokens(size_t first, size_t count) const;
+  std::string Usage(size_t first, size_t count) const;
   // `,"fox":{...}`: the certificate and the memory of all choices together.
   std::string Certificate() const;
   size_t IndexOf(size_t prompt, const v1::GenerateDelta& event) const;
@@ -198,8 +200,8 @@ void CompletionWriter::AddPrompt(const v1::PromptInfo& info, size_t index) {
     const bool adds = !settings.has_add_special_tokens() || settings.add_special_tokens();
     prompt->logprobs.emplace(*context_.tokenizer, skip_special_ && !as_sent,
                              /*at_text_start=*/true);
-    if (as_sent && adds) {
-      prompt->logprobs->BeginBeforeText(context_.tokenizer->info().prefix.size());
+    if (as_sent) {
+      prompt->logprobs->FollowSentText(adds ? context_.tokenizer->info().prefix.size() : 0);
     }
     if (!info.token_ids().empty()) {
       const bool bos_was_added =
@@ -228,7 +230,8 @@ void CompletionWriter::Begin(const Prompt& prompt, Choice* choice) {
 
 std::string CompletionWriter::TakeChunk(size_t prompt, const v1::GenerateDelta& event) {
   if (event.has_prompt()) return "";
-  const std::string tail = request_.continuous_usage      ? absl::StrCat(",\"usage\":", Usage())
+  const std::string tail = request_.continuous_usage
+                               ? absl::StrCat(",\"usage\":", Usage(IndexOf(prompt, event), 1))
                            : request_.include_usage       ? ",\"usage\":null"
                            : finished_ == choices_.size() ? Certificate()
                                                           : "";
@@ -238,7 +241,9 @@ std::string CompletionWriter::TakeChunk(size_t prompt, const v1::GenerateDelta& 
 std::string CompletionWriter::LastChunks() {
   std::string done = ServerSentEvent("[DONE]");
   if (!request_.include_usage) return done;
-  return ServerSentEvent(absl::StrCat(head_, "],\"usage\":", Usage(), Certificate(), "}")) + done;
+  return ServerSentEvent(
+             absl::StrCat(head_, "],\"usage\":", Usage(0, choices_.size()), Certificate(), "}")) +
+         done;
 }
 
 std::string CompletionWriter::TakeBody() {
@@ -246,7 +251,7 @@ std::string CompletionWriter::TakeBody() {
   for (size_t i = 0; i < choices_.size(); ++i) {
     absl::StrAppend(&body, i > 0 ? "," : "", TakeChoice(i));
   }
-  return absl::StrCat(body, "],\"usage\":", Usage(), Certificate(), "}");
+  return absl::StrCat(body, "],\"usage\":", Usage(0, choices_.size()), Certificate(), "}");
 }
 
 std::string CompletionWriter::TakeChoice(size_t index) {
@@ -283,27 +288,28 @@ std::string CompletionWriter::TakeMessage(Choice* choice) const {
 }
 
 // A prompt counts once: its other choices find the pages that the first one has computed.
-int64_t CompletionWriter::CachedTokens() const {
+int64_t CompletionWriter::CachedTokens(size_t first, size_t count) const {
   int64_t tokens = 0;
-  for (size_t i = 0; i < choices_.size(); i += static_cast<size_t>(request_.n)) {
+  for (size_t i = first; i < first + count; i += static_cast<size_t>(request_.n)) {
     tokens += choices_[i].cached_tokens;
   }
   return tokens;
 }
 
-std::string CompletionWriter::Usage() const {
+std::string CompletionWriter::Usage(size_t first, size_t count) const {
+  const auto n = static_cast<size_t>(request_.n);
   int64_t prompt_tokens = 0, completion_tokens = 0, thought_tokens = 0;
-  for (const Prompt& prompt : prompts_) prompt_tokens += prompt.tokens;
-  for (const Choice& choice : choices_) {
-    completion_tokens += choice.tokens;
-    thought_tokens += choice.thought_tokens;
+  for (size_t i = first; i < first + count; ++i) {
+    if (i == first || i % n == 0) prompt_tokens += prompts_[i / n].tokens;
+    completion_tokens += choices_[i].tokens;
+    thought_tokens += choices_[i].thought_tokens;
   }
   const std::string thoughts =
       request_.chat && CountsThoughts(context_)
           ? absl::StrCat(",\"completion_tokens_details\":{\"reasoning_tokens\":", thought_tokens,
                          "}")
           : "";
-  const int64_t cached_tokens = CachedTokens();
+  const int64_t cached_tokens = CachedTokens(first, count);
   const std::string cached =
       cached_tokens == 0
           ? ""
@@ -319,7 +325,7 @@ std::string CompletionWriter::Certificate() const {
     const Prompt& prompt = prompts_[i / static_cast<size_t>(request_.n)];
     ended.push_back({int64_t{prompt.tokens} + int64_t{choices_[i].tokens}, choices_[i].acp});
   }
-  return FoxObject(ended, CachedTokens(), relaxed_, context_);
+  return FoxObject(ended, CachedTokens(0, choices_.size()), relaxed_, context_);
 }
 
 size_t CompletionWriter::IndexOf(size_t prompt, const v1::GenerateDelta& event) const {

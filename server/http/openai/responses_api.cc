@@ -212,6 +212,17 @@ void ReadReasoning(JsonFields* body, const ChatFormat& format, CompletionRequest
   }
 }
 
+// Sets the fields that a function has in an answer, also if the request had left them out.
+void CompleteFunctions(ExactJson* tools) {
+  if (!tools->is_array()) return;
+  for (ExactJson& tool : *tools) {
+    if (!tool.is_object()) continue;
+    if (tool.contains("tools")) CompleteFunctions(&tool["tools"]);  // of a namespace
+    if (tool.value("type", ExactJson()) != "function") continue;
+    for (const char* field : {"parameters", "strict"}) tool.emplace(field, nullptr);
+  }
+}
+
 // The fields of a request that its answer repeats, with the API's defaults.
 std::string EchoedFields(const ExactJson& body) {
   static constexpr std::pair<const char*, const char*> kFields[] = {
@@ -229,12 +240,7 @@ std::string EchoedFields(const ExactJson& body) {
   for (const auto& [name, fallback] : kFields) {
     const auto found = body.find(name);
     ExactJson value = found == body.end() || found->is_null() ? ExactJson::parse(fallback) : *found;
-    if (value.is_array()) {  // tools: a function has these fields in an answer
-      for (ExactJson& tool : value) {
-        if (!tool.is_object() || tool.value("type", "") != "function") continue;
-        for (const char* field : {"parameters", "strict"}) tool.emplace(field, nullptr);
-      }
-    }
+    if (absl::string_view(name) == "tools") CompleteFunctions(&value);
     absl::StrAppend(&out, "\"", name, "\":", TextOf(value, false), ",");
   }
   return out + R"("background":false,"previous_response_id":null,"store":false,)"

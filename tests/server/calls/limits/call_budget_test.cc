@@ -54,8 +54,6 @@ TEST(CallBudgetTest, NoClientTakesWhatIsKeptForOthers) {
   EXPECT_TRUE(take(1, 20 * kStep));
   EXPECT_TRUE(take(1, 30 * kStep));
   EXPECT_FALSE(shares.back().Hold(30 * kStep + 1));
-  EXPECT_FALSE(shares.back().Exceeds(50 * kStep));
-  EXPECT_TRUE(shares.back().Exceeds(50 * kStep + 1));
   EXPECT_TRUE(take(1, 0));
   EXPECT_FALSE(take(1, 0));  // the last call is not for the client that has all others
   EXPECT_TRUE(take(2, 40 * kStep));
@@ -67,6 +65,22 @@ TEST(CallBudgetTest, NoClientTakesWhatIsKeptForOthers) {
   shares.clear();
   EXPECT_EQ(budget.bytes(), 0);
   EXPECT_TRUE(take(3, 50 * kStep));
+}
+
+// The only share of a budget exceeds it exactly where Hold fails, whatever its message took.
+TEST(CallBudgetTest, AShareKnowsWhatItCanNeverHold) {
+  for (const int64_t message : {int64_t{0}, int64_t{10}, 7 * kStep + 1}) {
+    CallBudget budget(4, 100 * kStep);
+    CallBudget::Share share = *budget.TakeShare(1, message);
+    int64_t held = 0;
+    while (!share.Exceeds(kStep / 3, 0)) {
+      ASSERT_TRUE(share.Hold(kStep / 3)) << held;
+      held += kStep / 3;
+    }
+    EXPECT_FALSE(share.Hold(kStep / 3));
+    EXPECT_GT(held, 48 * kStep);
+    EXPECT_TRUE(share.Exceeds(1 - held, 50 * kStep));
+  }
 }
 
 TEST(CallBudgetTest, ReportsTheClientThatHoldsMost) {

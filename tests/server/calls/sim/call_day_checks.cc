@@ -132,6 +132,7 @@ bool CallDay::MayFailWith(const Client& client, absl::StatusCode code) const {
   switch (code) {
     case absl::StatusCode::kInvalidArgument:
       return client.plan.malformed ||
+             (!load_.roomy && client.transport->status() == AnswerTooLarge()) ||
              std::any_of(prompts.begin(), prompts.end(), [](const auto& p) { return p.invalid; });
     case absl::StatusCode::kAlreadyExists:
       return load_.ids > 0;
@@ -142,8 +143,6 @@ bool CallDay::MayFailWith(const Client& client, absl::StatusCode code) const {
       return !load_.roomy || client.has_deadline ||
              std::any_of(prompts.begin(), prompts.end(),
                          [](const auto& p) { return !p.choice.empty(); });
-    case absl::StatusCode::kOutOfRange:  // one answer fills a client's half of the budget
-      return !load_.roomy;
     case absl::StatusCode::kUnavailable:
       return drained_ || executor_fails_ || hangs_;
     case absl::StatusCode::kCancelled:  // aborted while its grammar waited

@@ -161,7 +161,8 @@ TEST_F(CompletionWriterTest, APreemptedChoiceDoesNotCountItsPagesTwice) {
   EXPECT_EQ(fox["kv_bytes_unpruned"], 4000);
 }
 
-// As vLLM's continuous_usage_stats: each chunk counts what has come, the last one by the engine.
+// vLLM's continuous_usage_stats: each chunk counts the tokens of its choice that have come, the
+// last one by the engine.
 TEST_F(CompletionWriterTest, EachChunkHasTheUsageSoFar) {
   request_.prompts.resize(1);
   request_.stream = request_.include_usage = request_.continuous_usage = true;
@@ -176,7 +177,7 @@ TEST_F(CompletionWriterTest, EachChunkHasTheUsageSoFar) {
     counts.push_back(usage["completion_tokens"]);
     EXPECT_EQ(usage["total_tokens"], 5 + counts.back());
   }
-  EXPECT_EQ(counts, (std::vector<int>{1, 2, 3, 4, 6}));
+  EXPECT_EQ(counts, (std::vector<int>{1, 1, 2, 3, 3}));
 }
 
 // Offsets are those of OpenAI's completions: places of the tokens in the text of the answer.

@@ -147,6 +147,16 @@ TEST_F(ResponsesApiTest, ToolsThoughtsAndFormsOfTheAnswer) {
   const std::string function = R"("tools": [{"type": "function", "name": "f"}])";
   const Json tool = Json::parse("{" + request_of(function).echoed + "}")["tools"][0];
   EXPECT_TRUE(tool.at("strict").is_null() && tool.at("parameters").is_null());
+  const std::string spaces = R"("tools": [{"type": "namespace", "name": "n", "tools": [)" +
+                             std::string(R"({"type": "function", "name": "g"}]}])");
+  EXPECT_TRUE(Json::parse("{" + request_of(spaces).echoed + "}")["tools"][0]["tools"][0]
+                  .at("strict")
+                  .is_null());
+  // A field that nobody reads comes back as it was.
+  for (const char* metadata : {R"([{"type": 1}])", R"([{"type": "function"}])", "[1]", "7"}) {
+    const std::string sent = absl::StrCat(R"("metadata": )", metadata);
+    EXPECT_EQ(Json::parse("{" + request_of(sent).echoed + "}")["metadata"], Json::parse(metadata));
+  }
 }
 
 TEST_F(ResponsesApiTest, WhatCannotBeDoneIsRefusedByName) {
