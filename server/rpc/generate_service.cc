@@ -36,8 +36,8 @@ void AppendDelta(const v1::TokenDelta& next, v1::TokenDelta* last) {
 template <class Request>
 class FoxFormat : public Format {
  public:
-  FoxFormat(grpc::ByteBuffer message, const ConversionContext& context)
-      : message_(std::move(message)), context_(context) {}
+  FoxFormat(const grpc::ByteBuffer& message, const ConversionContext& context)
+      : message_(message), context_(context) {}
 
   absl::StatusOr<CallOutline> ParseMessage() final {
     return CallOutline{{static_cast<int64_t>(message_.Length())}, IsStream()};

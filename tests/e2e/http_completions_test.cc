@@ -226,6 +226,7 @@ TEST(HttpCompletionCallTest, AnAnswerThatCanNeverBeHeldIsNotToBeAskedForAgain) {
   request["logprobs"] = 5;
   const std::vector<std::string> some(8, std::string(100, 'a'));
   for (const Json& body : {request, With(request, "stream", true), With(request, "prompt", some)}) {
+    SCOPED_TRACE(body.dump().substr(0, 80));
     const HttpReply refused = client.Post(kPath, body);
     EXPECT_EQ(refused.status, 400);
     EXPECT_EQ(refused.headers.count("retry-after"), 0U);

@@ -1,7 +1,6 @@
 // OpenAI's Responses API (https://platform.openai.com/docs/api-reference/responses), POST
 // /v1/responses, without a store: each request has all items. Its body becomes the request of a
 // chat, its answer a list of items.
-#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -214,7 +213,6 @@ void ReadReasoning(JsonFields* body, const ChatFormat& format, CompletionRequest
 
 // Sets the fields that a function has in an answer, also if the request had left them out.
 void CompleteFunctions(ExactJson* tools) {
-  if (!tools->is_array()) return;
   for (ExactJson& tool : *tools) {
     if (!tool.is_object()) continue;
     if (tool.contains("tools")) CompleteFunctions(&tool["tools"]);  // of a namespace
@@ -320,10 +318,9 @@ class ResponsesWriter final : public AnswerWriter {
   std::string LastChunks() override { return ""; }
   std::string TakeBody() override { return Response(Status()); }
   std::string EncodeFailure(const absl::Status& status) const override {
-    const bool full = absl::IsResourceExhausted(status);
+    const char* code = absl::IsResourceExhausted(status) ? "rate_limit_exceeded" : "server_error";
     const std::string error =
-        absl::StrCat(R"({"code":")", full ? "rate_limit_exceeded" : "server_error",
-                     R"(","message":)", JsonString(status.message()), "}");
+        absl::StrCat(R"({"code":")", code, R"(","message":)", JsonString(status.message()), "}");
     return EventOf("response.failed", next_event_,
                    absl::StrCat("\"response\":", Response("failed", error)));
   }
@@ -369,7 +366,7 @@ class ResponsesWriter final : public AnswerWriter {
     const std::string head =
         absl::StrCat(R"({"id":)", ItemId(index), R"(,"status":")", status, R"(","type":)");
     if (item.kind == Kind::kCall) {
-      const auto [name, space] = NameOf(item);
+      const auto [space, name] = NameOf(item);
       return absl::StrCat(head, R"("function_call","call_id":")", item.id, R"(","name":)",
                           JsonString(name), space.empty() ? "" : R"(,"namespace":)",
                           space.empty() ? "" : JsonString(space), R"(,"arguments":)",
@@ -380,10 +377,9 @@ class ResponsesWriter final : public AnswerWriter {
       return absl::StrCat(head, R"("message","role":"assistant",)", content);
     }
     const bool seals = request_.seals_thoughts && !begins;
-    return absl::StrCat(
-        head, R"("reasoning","summary":[],"encrypted_content":)",
-        seals ? absl::StrCat("\"", kSeal, absl::Base64Escape(item.text), "\"") : "null", ",",
-        content);
+    const std::string sealed = absl::StrCat("\"", kSeal, absl::Base64Escape(item.text), "\"");
+    return absl::StrCat(head, R"("reasoning","summary":[],"encrypted_content":)",
+                        seals ? sealed : "null", ",", content);
   }
 
   // The place of the last item in an event.
@@ -396,22 +392,23 @@ class ResponsesWriter final : public AnswerWriter {
   std::string PlaceOfItem(const std::string& item) const {
     return absl::StrCat(R"("output_index":)", items_.size() - 1, R"(,"item":)", item);
   }
-  // Of a call: the name that the client gave the function, and its namespace or "".
+  // Of a call: the function's namespace or "", and the name that the client gave it.
   std::pair<std::string, std::string> NameOf(const AnswerPart& call) const {
     const auto found = request_.namespaced.find(call.name);
-    if (found == request_.namespaced.end()) return {call.name, ""};
-    return {found->second.second, found->second.first};
+    return found != request_.namespaced.end() ? found->second : std::pair(std::string(), call.name);
   }
   // An event with the text of the last item, or a part of it.
-  std::string Told(const char* event, const char* field, const std::string& text,
-                   const std::string& rest = "") {
+  std::string Told(const char* event, const char* field, const std::string& text) {
     const Kind kind = items_.back().kind;
     const char* what = kind == Kind::kText      ? "output_text"
                        : kind == Kind::kThought ? "reasoning_text"
                                                 : "function_call_arguments";
+    std::string rest = kind == Kind::kText ? R"(,"logprobs":[])" : "";
+    if (kind == Kind::kCall && event == absl::string_view("done")) {
+      rest = absl::StrCat(R"(,"name":)", JsonString(NameOf(items_.back()).second));
+    }
     return Event(absl::StrCat("response.", what, ".", event),
-                 absl::StrCat(Place(), ",\"", field, "\":", JsonString(text),
-                              kind == Kind::kText ? R"(,"logprobs":[])" : "", rest));
+                 absl::StrCat(Place(), ",\"", field, "\":", JsonString(text), rest));
   }
   std::string OpenItem() {
     const size_t last = items_.size() - 1;
@@ -426,9 +423,7 @@ class ResponsesWriter final : public AnswerWriter {
     if (items_.empty()) return "";
     const AnswerPart& item = items_.back();
     const bool call = item.kind == Kind::kCall;
-    std::string out = call ? Told("done", "arguments", item.text,
-                                  absl::StrCat(R"(,"name":)", JsonString(NameOf(item).first)))
-                           : Told("done", "text", item.text);
+    std::string out = Told("done", call ? "arguments" : "text", item.text);
     if (!call) {
       out +=
           Event("response.content_part.done", absl::StrCat(Place(), R"(,"part":)", Content(item)));

@@ -70,6 +70,7 @@ TEST(CallBudgetTest, NoClientTakesWhatIsKeptForOthers) {
 // The only share of a budget exceeds it exactly where Hold fails, whatever its message took.
 TEST(CallBudgetTest, AShareKnowsWhatItCanNeverHold) {
   for (const int64_t message : {int64_t{0}, int64_t{10}, 7 * kStep + 1}) {
+    SCOPED_TRACE(message);
     CallBudget budget(4, 100 * kStep);
     CallBudget::Share share = *budget.TakeShare(1, message);
     int64_t held = 0;

@@ -155,7 +155,8 @@ TEST_F(ResponsesApiTest, ToolsThoughtsAndFormsOfTheAnswer) {
   // A field that nobody reads comes back as it was.
   for (const char* metadata : {R"([{"type": 1}])", R"([{"type": "function"}])", "[1]", "7"}) {
     const std::string sent = absl::StrCat(R"("metadata": )", metadata);
-    EXPECT_EQ(Json::parse("{" + request_of(sent).echoed + "}")["metadata"], Json::parse(metadata));
+    EXPECT_EQ(Json::parse("{" + request_of(sent).echoed + "}")["metadata"], Json::parse(metadata))
+        << sent;
   }
 }
 
