@@ -234,7 +234,7 @@ SafetensorsEntries WithPrefix(const SafetensorsEntries& tensors) {
   return named;
 }
 
-// Every format of quantized weights has tensors of integers or of 8 bits.
+// CheckTypes refuses quantized weights, each format of which has tensors of integers or of 8 bits.
 absl::Status CheckTypes(const SafetensorsEntries& tensors) {
   for (const auto& [name, entry] : tensors) {
     if (entry.dtype) continue;
@@ -245,7 +245,7 @@ absl::Status CheckTypes(const SafetensorsEntries& tensors) {
   return absl::OkStatus();
 }
 
-// REQUIRES: CheckTypes.
+// REQUIRES: CheckTypes(tensors) is ok.
 absl::Status CheckFinite(const SafetensorsEntries& tensors) {
   for (const auto& [name, entry] : tensors) {
     FOX_CHECK(entry.dtype.has_value());

@@ -16,9 +16,9 @@ namespace {
 constexpr int kBeginStepThreads = 256;
 constexpr int kMaxBeginStepBlocks = 264;
 constexpr int kPlanThreads = 768;
-// PlanSplitsKernel has at most so many thread blocks for plans, about one an SM of Hopper, or one
-// for each layer if layers are more: an SM's scattered loads and stores, one after the other, take
-// most of a plan's time.
+// kPlanBlocks thread blocks of PlanSplitsKernel, about one an SM of Hopper, share the layers'
+// plans, or as many as there are layers if layers are more: an SM's scattered loads and stores, one
+// after the other, take most of a plan's time.
 constexpr int kPlanBlocks = 120;
 
 // A sequence's new pages per list, row blocks and tiles, packed in one word so that one scan adds

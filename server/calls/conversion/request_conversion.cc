@@ -419,9 +419,9 @@ absl::StatusOr<GenerationSpec> ConvertGenerate(const v1::GenerateRequest& reques
   first.stop.max_tokens = static_cast<int32_t>(std::min<int64_t>(first.stop.max_tokens, room));
   first.stop.min_tokens = std::min(first.stop.min_tokens, first.stop.max_tokens);
   if (spec.echo && spec.text) {
-    const bool as_sent = request.has_text() && !request.has_truncate_prompt_tokens();
-    spec.prompt_text =
-        as_sent ? request.text() : Detokenize(*context.tokenizer, *prompt, spec.skip_special);
+    spec.prompt_text = EchoesSentText(request, request)
+                           ? request.text()
+                           : Detokenize(*context.tokenizer, *prompt, spec.skip_special);
   }
   first.prompt = *std::move(prompt);
   first.cache_salt = request.cache().cache_salt();

@@ -74,11 +74,16 @@ struct GenerationSpec {
   bool windows = false;
   bool audit = false;  // needs acp_stats
   int32_t stream_interval = 1;
-  // Set if the prompt is to be echoed: the text as it was sent; of ids, and of a text that may have
-  // been truncated, the text of the prompt's tokens.
+  // Set if the prompt is to be echoed; the text by EchoesSentText.
   bool echo = false;
   std::string prompt_text;
 };
+
+// True if the echo of a prompt is its text as it was sent; else it is the text of its tokens. Both
+// arguments may be one request.
+inline bool EchoesSentText(const v1::GenerateRequest& prompt, const v1::GenerateRequest& settings) {
+  return prompt.has_text() && !settings.has_truncate_prompt_tokens();
+}
 
 // Tokenizes: may take milliseconds. `stream` decides about the flow-control window. `score`: the
 // prompt is all that is computed, and max_tokens is 0.

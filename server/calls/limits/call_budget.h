@@ -80,10 +80,10 @@ class CallBudget {
   std::map<uint64_t, Holding> clients_ ABSL_GUARDED_BY(mutex_);  // clients with calls
 };
 
-// ResourceExhausted: answers that wait to be read fill the budget.
+// AnswersUnread is ResourceExhausted: answers that wait to be read fill the budget.
 absl::Status AnswersUnread();
-// InvalidArgument: what has to be sent at once is more than a client may hold, so it can never be
-// sent.
+// AnswerTooLarge is InvalidArgument: the part of an answer that has to be sent at once is more than
+// the client may hold, so the same request would fail again.
 absl::Status AnswerTooLarge();
 
 }  // namespace fox

@@ -24,9 +24,9 @@ class CompletionLogprobs {
   CompletionLogprobs(const Tokenizer& tokenizer, bool skip_special, bool at_text_start,
                      bool chat = false);
 
-  // The text is the one that was sent: the first `before` tokens, as bos, are not in it, and the
-  // tokenizer has read each text behind an added token as one that begins. Call it before the first
-  // token.
+  // FollowSentText counts offsets in a text as the client sent it: the first `before` tokens, as
+  // bos, are not in that text, and the tokenizer has read each part behind an added token as a text
+  // of its own. Call it before the first token.
   void FollowSentText(size_t before) {
     before_text_ = before;
     sent_text_ = true;

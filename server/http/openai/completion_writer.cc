@@ -88,7 +88,7 @@ class CompletionWriter final : public AnswerWriter {
   static void AddParts(std::vector<AnswerPart> parts, Choice* choice);
   std::string TakeChoice(size_t index);
   std::string TakeMessage(Choice* choice) const;
-  // Of `count` choices from `first` on.
+  // CachedTokens and Usage count the tokens of `count` choices from `first` on.
   int64_t CachedTokens(size_t first, size_t count) const;
   std::string Usage(size_t first, size_t count) const;
   // `,"fox":{...}`: the certificate and the memory of all choices together.
@@ -194,9 +194,9 @@ void CompletionWriter::AddPrompt(const v1::PromptInfo& info, size_t index) {
   if (!prompt->logprobs.has_value()) {
     const v1::GenerateRequest& sent = request_.prompts[index];
     const v1::GenerateRequest& settings = request_.settings;
-    // The echo is the text as it was sent (GenerationSpec::prompt_text): special tokens that it
-    // names stand in it, those that were added to it do not.
-    const bool as_sent = sent.has_text() && !settings.has_truncate_prompt_tokens();
+    // A text that is echoed as it was sent has the names of special tokens that the client wrote,
+    // but not the special tokens that the tokenizer added.
+    const bool as_sent = EchoesSentText(sent, settings);
     const bool adds = !settings.has_add_special_tokens() || settings.add_special_tokens();
     prompt->logprobs.emplace(*context_.tokenizer, skip_special_ && !as_sent,
                              /*at_text_start=*/true);

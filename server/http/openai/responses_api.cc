@@ -211,12 +211,11 @@ void ReadReasoning(JsonFields* body, const ChatFormat& format, CompletionRequest
   }
 }
 
-// Sets the fields that a function has in an answer, also if the request had left them out.
+// Sets the fields that a function of `tools` has in an answer, as the request may lack them.
 void CompleteFunctions(ExactJson* tools) {
   for (ExactJson& tool : *tools) {
-    if (!tool.is_object()) continue;
     if (tool.contains("tools")) CompleteFunctions(&tool["tools"]);  // of a namespace
-    if (tool.value("type", ExactJson()) != "function") continue;
+    if (!tool.is_object() || tool.value("type", ExactJson()) != "function") continue;
     for (const char* field : {"parameters", "strict"}) tool.emplace(field, nullptr);
   }
 }
@@ -377,9 +376,10 @@ class ResponsesWriter final : public AnswerWriter {
       return absl::StrCat(head, R"("message","role":"assistant",)", content);
     }
     const bool seals = request_.seals_thoughts && !begins;
-    const std::string sealed = absl::StrCat("\"", kSeal, absl::Base64Escape(item.text), "\"");
-    return absl::StrCat(head, R"("reasoning","summary":[],"encrypted_content":)",
-                        seals ? sealed : "null", ",", content);
+    return absl::StrCat(
+        head, R"("reasoning","summary":[],"encrypted_content":)",
+        seals ? absl::StrCat("\"", kSeal, absl::Base64Escape(item.text), "\"") : "null", ",",
+        content);
   }
 
   // The place of the last item in an event.
@@ -392,7 +392,7 @@ class ResponsesWriter final : public AnswerWriter {
   std::string PlaceOfItem(const std::string& item) const {
     return absl::StrCat(R"("output_index":)", items_.size() - 1, R"(,"item":)", item);
   }
-  // Of a call: the function's namespace or "", and the name that the client gave it.
+  // NameOf gives the namespace of a call's function, or "", and the function's name in it.
   std::pair<std::string, std::string> NameOf(const AnswerPart& call) const {
     const auto found = request_.namespaced.find(call.name);
     return found != request_.namespaced.end() ? found->second : std::pair(std::string(), call.name);

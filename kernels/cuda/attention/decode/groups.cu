@@ -256,9 +256,9 @@ __global__ void __launch_bounds__(kThreads, GroupLayout<kHeadDim>::kBlocks)
     // All loads after all products: at the loop's top the compiler waits for all of them, so that
     // earlier keys gain nothing, and their branch would part the softmax from the values' products.
     AddGroupValues(weights, tile, softmax);
-    // LoadGroupGate is called behind the block's last half page, too, though nobody uses the gates
-    // that it loads there: with a branch around the call the compiler would copy the gates, and so
-    // wait for them.
+    // LoadGroupGate loads the gates of the next half page, and gates that the kernel does not use
+    // behind the block's last one: with a branch around the call the compiler would copy the gates,
+    // and so wait for them.
     gate = LoadGroupGate<Part>(a, kept[next.slot].seq_head, half_page);
     if (more) {
       LoadKeys(a, half_page, tile);

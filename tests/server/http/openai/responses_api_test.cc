@@ -152,7 +152,7 @@ TEST_F(ResponsesApiTest, ToolsThoughtsAndFormsOfTheAnswer) {
   EXPECT_TRUE(Json::parse("{" + request_of(spaces).echoed + "}")["tools"][0]["tools"][0]
                   .at("strict")
                   .is_null());
-  // A field that nobody reads comes back as it was.
+  // An answer repeats metadata, which the server does not read, as it was sent.
   for (const char* metadata : {R"([{"type": 1}])", R"([{"type": "function"}])", "[1]", "7"}) {
     const std::string sent = absl::StrCat(R"("metadata": )", metadata);
     EXPECT_EQ(Json::parse("{" + request_of(sent).echoed + "}")["metadata"], Json::parse(metadata))
