@@ -90,10 +90,16 @@ void FoxModel::Forward(const BatchView& batch, AcpMode acp, const PagedKv& kv,
         stream);
   }
   ops_.Evict(batch,
-             {acp, weights_.self_logit_bound.as<double>(), weights_.max_logit_bound.as<double>(),
-              counters.pages_evicted, counters.max_log_evicted_mass,
-              weights_.max_norm_product.as<double>(), weights_.log_max_value.as<double>(),
-              counters.lost_mass},
+             {.acp = acp,
+              .self_logit_bound = weights_.self_logit_bound.as<double>(),
+              .max_logit_bound = weights_.max_logit_bound.as<double>(),
+              .pages_evicted = counters.pages_evicted,
+              .max_log_evicted_mass = counters.max_log_evicted_mass,
+              .max_norm_product = weights_.max_norm_product.as<double>(),
+              .log_max_value = weights_.log_max_value.as<double>(),
+              .lost_mass = counters.lost_mass,
+              .bounds = weights_.bounds.as<QueryBound>(),
+              .diagonal = weights_.diagonal_bounds},
              kv, stream);
 }
 

@@ -257,6 +257,10 @@ FoxWeights LoadWeights(const Checkpoint& checkpoint, Ops& ops, DType residual_dt
   weights.max_logit_bound = Upload(std::as_bytes(std::span(max_logit_bound)), ops);
   weights.max_norm_product = Upload(std::as_bytes(std::span(max_norm_product)), ops);
   weights.log_max_value = Upload(std::as_bytes(std::span(log_max_value)), ops);
+  std::vector<QueryBound> bounds;
+  for (const LayerWeights& layer : weights.layers) bounds.push_back(layer.bound.view());
+  weights.bounds = Upload(std::as_bytes(std::span(bounds)), ops);
+  weights.diagonal_bounds = std::all_of(bounds.begin(), bounds.end(), IsDiagonal);
   weights.final_norm = UploadVector(checkpoint.final_norm(), ops, residual_dtype);
   if (progress) progress(config.num_layers, config.num_layers);
   return weights;

@@ -105,6 +105,10 @@ struct EvictParams {
   // before their own page have evicted, or null. REQUIRES: Attention of the step's rows in all
   // layers.
   LostMass* lost_mass = nullptr;
+  // [layers] AppendParams::bound of each, and whether IsDiagonal holds for all. Null: all full
+  // pages have been accumulated.
+  const QueryBound* bounds = nullptr;
+  bool diagonal = false;
 };
 
 }  // namespace fox

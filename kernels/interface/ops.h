@@ -97,7 +97,7 @@ class Ops {
 
   // Token shift, QK-norm, RoPE and log-sigmoid gates; writes keys, values and gates of the rows
   // into the pages that BeginStep took; accumulates every page that became full into the running
-  // state and writes its summaries.
+  // state and writes its summaries, at the latest in Evict.
   virtual void Append(const BatchView& batch, const AppendParams& params, const PagedKv& kv,
                       Stream stream) = 0;
 

@@ -84,6 +84,8 @@ class AttentionSetup {
     EvictParams params;
     params.acp = acp_;
     params.self_logit_bound = params.max_logit_bound = logit_.as<double>();
+    params.bounds = bounds_.as<QueryBound>();
+    params.diagonal = IsDiagonal(bound_);
     while (rows > 0) {
       const int64_t some = std::min(rows, case_.max_rows / case_.batch);
       BeginStep(some);
@@ -150,6 +152,7 @@ class AttentionSetup {
     bound_.diagonal = diagonal_.as<float>();
     bound_.scale = kKeyNormInflation;
     bound_.self_logit_bound = bound_.max_logit_bound = logit_.as<double>();
+    Send(std::vector<QueryBound>(static_cast<size_t>(case_.layers), bound_), bounds_);
   }
 
   void BeginStep(int64_t rows_each) {
@@ -202,7 +205,7 @@ class AttentionSetup {
   AttentionCase case_;
   AcpMode acp_;
   std::unique_ptr<PagedKvStorage> storage_;
-  Buffer projection_, out_, norm_, fgate_bias_, diagonal_, logit_;
+  Buffer projection_, out_, norm_, fgate_bias_, diagonal_, logit_, bounds_;
   Buffer slot_, row_begin_, position_, tolerance_, total_, skipped_;
   int64_t stride_ = 0, length_ = 0, rows_ = 0;
   double self_logit_bound_ = 0;

@@ -220,6 +220,7 @@ struct HeadRun::Parameters {
     bound.self_logit_bound = self_logit_bound.as<double>();
     bound.max_logit_bound = max_logit_bound.as<double>();
     if (options.bound != nullptr) bound = *options.bound;
+    bounds = UploadRaw(ops, std::vector<QueryBound>(static_cast<size_t>(shape.layers), bound));
     append.k_column = in.shape.hidden();
     append.v_column = in.shape.hidden() + in.shape.kv();
     if (in.shape.k_shift) append.k_shift_column = in.k_shift_column();
@@ -262,12 +263,14 @@ struct HeadRun::Parameters {
             .pages_evicted = pages_evicted,
             .max_norm_product = bound.max_norm_product,
             .log_max_value = log_max_value.as<double>(),
-            .lost_mass = static_cast<LostMass*>(lost_mass)};
+            .lost_mass = static_cast<LostMass*>(lost_mass),
+            .bounds = bounds.as<QueryBound>(),
+            .diagonal = IsDiagonal(bound)};
   }
 
   DType wide;
   Buffer q_norm, k_norm, output_norm, frequency, sink, q_cap, k_cap, diagonal, self_logit_bound,
-      max_logit_bound, log_max_value;
+      max_logit_bound, log_max_value, bounds;
   QueryBound bound;
   AppendParams append;
 };

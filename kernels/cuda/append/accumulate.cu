@@ -315,7 +315,7 @@ __device__ __forceinline__ PageBounds FinishPage(const AppendParams& params, con
     kv.log_mass[state] = log_mass;
   }
   const int64_t last = scan.Position(i) / kPageTokens * kPageTokens + kPageTokens - 1;
-  return BoundPage(params, scan.head, last, c_end, log_mass, decay_sum, [&] {
+  return BoundPage(params.bound, params.acp, scan.head, last, c_end, log_mass, decay_sum, [&] {
     return BoundKeySum<kHeadDim, kGeneralBound>(params.bound, scan.head, space.key_sum[at]);
   });
 }

@@ -1,5 +1,6 @@
 // Ops::Append on the GPU: projections become queries, keys, values and gates in pages; pages that
-// became full are accumulated into the running state. The mathematics is in kernels/cpu/append.cc.
+// became full are accumulated into the running state, those of decode rows in Evict. The
+// mathematics is in kernels/cpu/append.cc.
 #pragma once
 
 #include <cuda_runtime_api.h>

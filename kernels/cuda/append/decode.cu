@@ -1,7 +1,7 @@
 // Append where every sequence has one row: one kernel. The lanes of a warp process in parallel the
 // key, the value and the queries of a (sequence, kv head), as many as a warp has room for; further
-// warps have further queries. Where the row ends a page, the warp of the key accumulates it, as
-// kernels/cpu/append.cc does.
+// warps have further queries. A page that the row fills is accumulated by Evict
+// (page_end.cuh).
 //
 // The projection's end comes late in a step's chain of kernels, and the code behind the wait runs
 // once, so it is fetched from afar: it is short and without divisions, and addresses are computed
@@ -10,7 +10,6 @@
 
 #include "kernels/cuda/append/append.h"
 #include "kernels/cuda/append/decode_token.cuh"
-#include "kernels/cuda/append/page_sums.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/runtime/head_dim.h"
 #include "kernels/cuda/runtime/launch.h"
@@ -88,99 +87,15 @@ __device__ __forceinline__ void AppendRow(const AppendParams& params, int part,
   if (to.page_end != nullptr) StoreVec8(raw, to.page_end);
 }
 
-// A warp's shared memory for accumulating a page.
-template <int kHeadDim>
-struct PageSumsScratch {
-  float decay[kPageTokens], term[kPageTokens];
-  double keys[kHeadDim];            // N of the page
-  alignas(16) float sum[kHeadDim];  // N of all keys
-};
-
-// Sums over the page's own keys, relative to its end.
-struct PageSums {
-  double count, log_mass;
-};
-
-// Sums the page that the token completed, for one query head; N goes to space.keys. By the whole
-// warp, after the token's rows and gates are in the page and the space is no longer read.
-template <int kHeadDim, bool kGeneralBound, typename Part>
-__device__ __forceinline__ PageSums SumPage(const HeadBound<kHeadDim, kGeneralBound>& bound,
-                                            const PagedKv& kv, const Token& token,
-                                            const float* local, double page_decay,
-                                            PageSumsScratch<kHeadDim>& space) {
-  for (int j = Lane(); j < kPageTokens; j += kWarp) {
-    space.decay[j] = static_cast<float>(page_decay - static_cast<double>(local[j]));
-  }
-  __syncwarp();
-  const PageKeys<kHeadDim, Part> keys(kv, token.page);
-  double count = 0;
-#pragma unroll 1
-  for (int first = 0; first < kPageTokens; first += kPortionKeys) {
-    const KeySums sums = SumKeys(bound, keys, space.decay, first, space.term);
-    count += static_cast<double>(sums.count);
-    if (Lane() >= kRowLanes<kHeadDim>) continue;
-#pragma unroll
-    for (int i = 0; i < kVec8; ++i) {
-      double& sum = space.keys[Lane() * kVec8 + i];
-      sum = (first == 0 ? 0 : sum) + static_cast<double>(sums.keys.x[i]);
-    }
-  }
-  __syncwarp();
-  return {count, LogSumExpOfPage(space.term)};
-}
-
-// Accumulates the page that the token completed into the state of query head g of the group. By the
-// whole warp.
-template <int kHeadDim, bool kGeneralBound, typename Part>
-__device__ __forceinline__ void AccumulatePage(const AppendParams& params, const PagedKv& kv,
-                                               const Token& token, int g, double c_end, double base,
-                                               PageSumsScratch<kHeadDim>& space) {
-  const int group = token.group, head = token.kv_head * group + g;
-  const int sub = Lane() % kRowLanes<kHeadDim>;
-  const float* local = kv.LogFOffsets<float>(static_cast<int64_t>(token.page) * group + g);
-  const double page_decay = c_end - base, paid = OffsetRounding(page_decay);
-  const HeadBound<kHeadDim, kGeneralBound> bound(params.bound, head, sub);
-  __syncwarp();
-  const PageSums page =
-      SumPage<kHeadDim, kGeneralBound, Part>(bound, kv, token, local, page_decay, space);
-
-  const int64_t state = kv.HeadIndex(token.slot, params.layer, head);
-  const double decay_factor = exp(page_decay), weight = exp(-paid);
-  const double decay_sum = fma(kv.decay_sum[state], decay_factor, __dmul_rn(page.count, weight));
-  double* key_sum = kv.key_sum + state * kHeadDim;
-  for (int m = Lane(); m < kHeadDim; m += kWarp) {
-    const double sum = fma(key_sum[m], decay_factor, __dmul_rn(space.keys[m], weight));
-    key_sum[m] = sum;
-    space.sum[m] = static_cast<float>(sum);
-  }
-  __syncwarp();
-  const float sum_bound = bound(LoadVec8(space.sum + sub * kVec8), -1.0f);
-  if (Lane() != 0) return;
-  PageBounds before = PageBounds::OfNone();
-  if (token.position >= kPageTokens) {
-    const int32_t* table = kv.Table(kv.ListIndex(token.slot, params.layer, token.kv_head));
-    const int64_t page_before = table[token.position / kPageTokens - 1];
-    before = BoundsAt(kv, params.acp, page_before * group + g);
-  }
-  const double log_mass = LogAddExp(kv.log_mass[state] + page_decay, page.log_mass + paid);
-  kv.decay_sum[state] = decay_sum;
-  kv.log_mass[state] = log_mass;
-  StoreBounds(kv, params.acp, static_cast<int64_t>(token.page) * group + g,
-              BoundPage(params, head, token.position, c_end, log_mass, decay_sum,
-                        [=] { return sum_bound; }),
-              before);
-}
-
 // The parts of a warp, which are those of blockIdx.z of all (sequence, kv head).
 template <int kHeadDim>
 inline constexpr int kWarpParts = kWarp / kRowLanes<kHeadDim>;
 
-template <int kHeadDim, bool kGeneralBound, typename Part>
-__global__ void __launch_bounds__(kThreads, kHeadDim > 64 && kGeneralBound ? 3 : 4)
+template <int kHeadDim, typename Part>
+__global__ void __launch_bounds__(kThreads, 4)
     AppendDecodeKernel(const BatchView batch, const AppendParams params, const PagedKv kv,
                        int group, const AppendOverlap overlap, bool rehearses) {
   static_assert(kWarpParts<kHeadDim> >= 2);
-  __shared__ PageSumsScratch<kHeadDim> space[kWarps];
   constexpr int kLanes = kRowLanes<kHeadDim>;
   if (overlap.triggers_early) TriggerDependents();
   const int warp = Warp();
@@ -250,14 +165,6 @@ __global__ void __launch_bounds__(kThreads, kHeadDim > 64 && kGeneralBound ? 3 :
     gate = {LogGate(params, GateLogit(params, input.gate) + gate_bias), state.c, state.base};
     StoreGate(token, to, gate, stores);
   }
-  if (!first) return;
-
-  if (token.pos_in_page != kPageTokens - 1 || params.acp == AcpMode::kOff) return;
-  for (int g = 0; g < group; ++g) {
-    const double c_end = FromLane(gate.c, g);
-    const double base = FromLane(gate.base, g);
-    AccumulatePage<kHeadDim, kGeneralBound, Part>(params, kv, token, g, c_end, base, space[warp]);
-  }
 }
 
 template <int kHeadDim>
@@ -268,10 +175,8 @@ cudaError_t LaunchFor(const BatchView& batch, const AppendParams& params, const 
   const dim3 grid(static_cast<unsigned>((kv.shape.kv_heads + kWarps - 1) / kWarps),
                   static_cast<unsigned>(batch.num_seqs),
                   static_cast<unsigned>((2 + group + kParts - 1) / kParts));
-  const bool diagonal = IsDiagonal(params.bound) || params.acp == AcpMode::kOff;
   return DispatchPart(kv.shape.dtype, [&]<typename Part>() {
-    const auto kernel = diagonal ? AppendDecodeKernel<kHeadDim, false, Part>
-                                 : AppendDecodeKernel<kHeadDim, true, Part>;
+    const auto kernel = AppendDecodeKernel<kHeadDim, Part>;
     // Where the kernel would otherwise only wait.
     const bool rehearses =
         overlap.reads_early && !overlap.triggers_early && Overlaps(KernelAddress(kernel), stream);

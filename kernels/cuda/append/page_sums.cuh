@@ -169,14 +169,14 @@ struct PageBounds {
 // Bounds of a page alone, from the running state at its end. last: its last position; c: the
 // cumulative log gate there; sum_bound(): gives the bound on -N, called only if it is needed.
 template <typename SumBound>
-__device__ __forceinline__ PageBounds BoundPage(const AppendParams& params, int head, int64_t last,
-                                                double c, double log_mass, double decay_sum,
-                                                const SumBound& sum_bound) {
+__device__ __forceinline__ PageBounds BoundPage(const QueryBound& query_bound, AcpMode acp,
+                                                int head, int64_t last, double c, double log_mass,
+                                                double decay_sum, const SumBound& sum_bound) {
   const auto position = static_cast<double>(last);
-  if (params.acp == AcpMode::kPaper) return {PaperLogMassBound(position, c), CUDART_INF};
+  if (acp == AcpMode::kPaper) return {PaperLogMassBound(position, c), CUDART_INF};
   const double bound = static_cast<double>(sum_bound()) / decay_sum +
-                       kKeySumRounding * MaxNormProduct(params.bound, head);
-  return {CertifiedLogMassBound(log_mass, position, c, params.bound.max_logit_bound[head]),
+                       kKeySumRounding * MaxNormProduct(query_bound, head);
+  return {CertifiedLogMassBound(log_mass, position, c, query_bound.max_logit_bound[head]),
           LogDenominatorBound(CUDART_INF, c, bound, decay_sum)};
 }
 

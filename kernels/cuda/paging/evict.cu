@@ -1,6 +1,6 @@
-// Evict: frees, at each page end among the step's rows, the leading pages that no later row needs.
-// The order in which pages are freed does not matter, because nothing depends on which free page a
-// list gets.
+// Evict: accumulates the pages that decode rows have filled; and frees, at each page end among the
+// step's rows, the leading pages that no later row needs. The order in which pages are freed does
+// not matter, because nothing depends on which free page a list gets.
 //
 // Page ends are tested in order, so which pages are live after a page end does not depend on how
 // the rows were divided into steps. When pages are freed does: at the end of a step. No tile may
@@ -9,11 +9,15 @@
 // (RisingLogMassBound, H a minimum). Except the gates: a float32 offset may lie one rounding
 // below the float64 sum that starts the next page. LoadThresholds pays kSumRounding
 // of c for that, thousands of such roundings.
+#include <cstddef>
+
 #include "kernels/core/check.h"
+#include "kernels/cuda/append/page_end.cuh"
 #include "kernels/cuda/paging/page_pool.cuh"
 #include "kernels/cuda/paging/paging.h"
 #include "kernels/cuda/primitives/kv_index.cuh"
 #include "kernels/cuda/ptx/dependent_launch.cuh"
+#include "kernels/cuda/runtime/head_dim.h"
 #include "kernels/cuda/runtime/launch.h"
 #include "kernels/cuda/runtime/supports.h"
 #include "kernels/paging/acp.h"
@@ -23,7 +27,7 @@ namespace {
 
 constexpr int kEvictThreads = 128;
 constexpr int kEvictWarps = kEvictThreads / kWarp;
-constexpr int kEvictBlocksPerSm = 6;
+constexpr int kEvictBlocksPerSm = 4;
 constexpr int kMaxEvictBlocks =
     132 * kEvictBlocksPerSm;  // an H200 has them at once, of usual groups
 
@@ -151,37 +155,52 @@ __device__ int EvictList(const EvictParams& params, const PagedKv& kv, int slot,
 
 __device__ __forceinline__ bool HasPageEnd(const BatchView& batch, int seq) {
   const SequenceRows rows = RowsOf(batch, seq);
-  return rows.count > 0 && isfinite(LoadCoherent(batch.log_tolerance + seq)) &&
-         rows.position / kPageTokens < (rows.position + rows.count) / kPageTokens;
+  return rows.count > 0 && rows.position / kPageTokens < (rows.position + rows.count) / kPageTokens;
+}
+
+// A warp's shared memory: for the sums of a page, then for a list's windows [2, 32, group].
+template <int kHeadDim>
+__host__ __device__ constexpr size_t EvictWarpBytes(int group) {
+  const size_t windows = sizeof(double) * 2 * kWarp * static_cast<size_t>(group);
+  return windows > sizeof(PageSumsScratch<kHeadDim>) ? windows : sizeof(PageSumsScratch<kHeadDim>);
 }
 
 // One warp per list, over the lists of the sequences that reached a page end: which these are is
-// known before the wait, and in most steps of few rows there are none.
-__global__ void __launch_bounds__(kEvictThreads, kEvictBlocksPerSm)  // ptxas spills two for more
+// known before the wait, and in most steps of few rows there are none. A page that a decode row has
+// filled is accumulated first.
+template <int kHeadDim, bool kGeneralBound, typename Part>
+__global__ void __launch_bounds__(kEvictThreads, kGeneralBound ? 3 : kEvictBlocksPerSm)
     EvictKernel(const BatchView batch, const EvictParams params, const PagedKv kv,
                 double* const evicted_before) {
-  extern __shared__ double windows[];  // [kEvictWarps, 2, 32, group], then active [num_seqs]
+  extern __shared__ double shared[];  // [kEvictWarps] EvictWarpBytes, then active [num_seqs]
   __shared__ int warp_sums[kEvictWarps];
   TriggerDependents();
   const int group = kv.shape.group(), warp = Warp();
-  int32_t* active = reinterpret_cast<int32_t*>(windows + kEvictWarps * 2 * kWarp * group);
-  int num_active = 0;
-  for (int base = 0; base < batch.num_seqs; base += kEvictThreads) {
-    const int seq = base + static_cast<int>(threadIdx.x);
-    const int here = seq < batch.num_seqs && HasPageEnd(batch, seq) ? 1 : 0;
-    int total;
-    const int sum = InclusiveScan<kEvictThreads>(here, warp_sums, total);
-    if (here != 0) active[num_active + sum - 1] = seq;
-    num_active += total;
-  }
+  std::byte* const of_warps = reinterpret_cast<std::byte*>(shared);
+  const size_t warp_bytes = EvictWarpBytes<kHeadDim>(group);
+  int32_t* active = reinterpret_cast<int32_t*>(of_warps + kEvictWarps * warp_bytes);
+  const int num_active = SelectSequences<kEvictThreads>(
+      batch, warp_sums, active, [&](int seq) { return HasPageEnd(batch, seq); });
   WaitOnDependencies();
   if (num_active == 0) return;
-  __syncthreads();
   const int64_t lists = kv.shape.lists_per_slot();
   for (int64_t task = static_cast<int64_t>(blockIdx.x) * kEvictWarps + warp;
        task < num_active * lists; task += static_cast<int64_t>(gridDim.x) * kEvictWarps) {
     const int seq = active[task / lists], list = static_cast<int>(task % lists);
     const SequenceRows rows = RowsOf(batch, seq);
+    void* const of_warp = of_warps + warp * warp_bytes;
+    const int layer = list / kv.shape.kv_heads, kv_head = list % kv.shape.kv_heads;
+    if (seq < batch.num_decodes && params.bounds != nullptr) {
+      for (int g = 0; g < group; ++g) {
+        __syncwarp();
+        AccumulatePage<kHeadDim, kGeneralBound, Part>(
+            params.bounds[layer], params.acp, kv,
+            FilledPage(kv, rows.slot, layer, kv_head * group + g, rows.position),
+            *static_cast<PageSumsScratch<kHeadDim>*>(of_warp));
+      }
+      __syncwarp();
+    }
+    if (!isfinite(batch.log_tolerance[seq])) continue;
     const int64_t heads = kv.shape.heads_per_slot();
     const int64_t first_end = rows.first_row + kPageTokens - 1 - rows.position % kPageTokens;
     double* const before = evicted_before == nullptr
@@ -190,10 +209,9 @@ __global__ void __launch_bounds__(kEvictThreads, kEvictBlocksPerSm)  // ptxas sp
                                      StepSchedule::PageEndIndex(first_end, seq) * heads +
                                      list * group + Lane();
     const int freed = EvictList(
-        params, kv, rows.slot, list / kv.shape.kv_heads, list % kv.shape.kv_heads,
-        static_cast<int>(rows.position / kPageTokens),
+        params, kv, rows.slot, layer, kv_head, static_cast<int>(rows.position / kPageTokens),
         static_cast<int>((rows.position + rows.count) / kPageTokens), batch.log_tolerance[seq],
-        windows + warp * 2 * kWarp * group,
+        static_cast<double*>(of_warp),
         params.max_log_evicted_mass == nullptr ? nullptr : params.max_log_evicted_mass + seq,
         before, heads);
     if (freed > 0 && params.pages_evicted != nullptr && threadIdx.x % kWarp == 0) {
@@ -211,13 +229,18 @@ cudaError_t Evict(const BatchView& batch, const EvictParams& params, const Paged
   const int group = kv.shape.group();
   FOX_CHECK(batch.num_seqs <= kMaxSeqs && group <= kMaxGroup);
   const int64_t lists = batch.num_seqs * kv.shape.lists_per_slot();
-  const size_t shared = static_cast<size_t>(kEvictWarps * 2 * kWarp * group) * sizeof(double) +
-                        static_cast<size_t>(batch.num_seqs) * sizeof(int32_t);
-  static_assert(kEvictWarps * 2 * kWarp * kMaxGroup * 8 + kMaxSeqs * 4 <= 49152 - 64);
-  const cudaError_t evicted =
-      Launch(EvictKernel, BlocksFor(lists, kEvictWarps, kMaxEvictBlocks), kEvictThreads,
-             SmemConfig(shared, batch.num_rows <= kOverlapRows), stream, batch, params, kv,
-             schedule.evicted_before);
+  const cudaError_t evicted = DispatchHeadDim(kv.shape.head_dim, [&]<int kHeadDim>() {
+    return DispatchPart(kv.shape.dtype, [&]<typename Part>() {
+      const auto kernel =
+          params.diagonal ? EvictKernel<kHeadDim, false, Part> : EvictKernel<kHeadDim, true, Part>;
+      const size_t bytes = kEvictWarps * EvictWarpBytes<kHeadDim>(group) +
+                           static_cast<size_t>(batch.num_seqs) * sizeof(int32_t);
+      static_assert(kEvictWarps * EvictWarpBytes<kHeadDim>(kMaxGroup) + kMaxSeqs * 4 <= 49152 - 64);
+      return Launch(kernel, BlocksFor(lists, kEvictWarps, kMaxEvictBlocks), kEvictThreads,
+                    SmemConfig(bytes, batch.num_rows <= kOverlapRows), stream, batch, params, kv,
+                    schedule.evicted_before);
+    });
+  });
   return evicted != cudaSuccess ? evicted : PoisonFreePages(kv, stream);
 }
 

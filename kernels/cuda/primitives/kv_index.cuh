@@ -51,6 +51,25 @@ __device__ T InclusiveScan(T value, T* warp_sums, T& total) {
   return Warp() == 0 ? value : before + value;
 }
 
+// The sequences of the batch for which wanted(seq) is true, ascending, and their number; by all
+// threads of the block. `warp_sums` and `selected` are shared memory, [kThreads / 32] and
+// [num_seqs]. Ends with a barrier.
+template <int kThreads, typename Predicate>
+__device__ int SelectSequences(const BatchView& batch, int* warp_sums, int32_t* selected,
+                               const Predicate& wanted) {
+  int count = 0;
+  for (int base = 0; base < batch.num_seqs; base += kThreads) {
+    const int seq = base + static_cast<int>(threadIdx.x);
+    const int here = seq < batch.num_seqs && wanted(seq) ? 1 : 0;
+    int total;
+    const int sum = InclusiveScan<kThreads>(here, warp_sums, total);
+    if (here != 0) selected[count + sum - 1] = seq;
+    count += total;
+  }
+  __syncthreads();
+  return count;
+}
+
 // The last i in [0, count) with begin(i) <= k; begin ascends from begin(0) <= k. Where several
 // neighbours begin at the same k, all but the last are empty.
 template <typename Begin>

@@ -232,6 +232,14 @@ class AppendPair {
     const int turn = ++gpu_runs_ % 3;
     const AppendOverlap overlap{.reads_early = turn > 0, .triggers_early = turn > 1};
     ASSERT_EQ(Append(batch.view, params, kv_.view, schedule.view, overlap, nullptr), cudaSuccess);
+    const DeviceArray<QueryBound> bounds(std::vector<QueryBound>(kLayers, params.bound));
+    const EvictParams evict{
+        .acp = params.acp, .bounds = bounds.data(), .diagonal = IsDiagonal(params.bound)};
+    const DeviceArray<double> keep_all(std::vector<double>(
+        static_cast<size_t>(batch.view.num_seqs), -std::numeric_limits<double>::infinity()));
+    BatchView ended = batch.view;
+    ended.log_tolerance = keep_all.data();
+    ASSERT_EQ(Evict(ended, evict, kv_.view, schedule.view, nullptr), cudaSuccess);
     projection = rows.ToHost();
   }
 
