@@ -14,7 +14,7 @@ LAYERS = {"kernels": 0, "models": 1, "engine": 2, "server": 3}
 # Rooms of kernels/cuda by floor; "" is the folder itself, where cuda_ops is.
 CUDA = "kernels/cuda/"
 CUDA_FLOORS = {"ptx": 0, "primitives": 1, "runtime": 1, "sampling": 2, "attention": 2, "append": 2,
-               "linear": 2, "paging": 2, "": 3}
+               "linear": 2, "paging": 3, "": 4}
 HOST_DEVICE_HEADER = "kernels/core/host_device.h"
 
 Graph = dict[str, set[str]]

@@ -20,13 +20,13 @@ AMOUNTS: tuple[tuple[str, Callable[[str], object], Callable[[str], int], int], .
      # The simulation of the call layer came after the limit.
      lambda path: path.startswith("tests/") and not path.startswith("tests/server/calls/sim/")
      and re.search(r"\.(?:cc|h|cu|cuh|py)$", path),
-     lambda text: text.count("\n"), 76_740),  # (48,000)
+     lambda text: text.count("\n"), 76_750),  # (48,000)
     ("lines of C++ and CUDA outside tests, without blanks and comments",
      lambda path: not path.startswith("tests/") and CPP_FILE.search(path),
-     lambda text: len(re.findall(r"(?m)^[ \t]*(?!//)[^ \t\n]", text)), 50_970),  # (34,000)
+     lambda text: len(re.findall(r"(?m)^[ \t]*(?!//)[^ \t\n]", text)), 51_030),  # (34,000)
     ("lines of ./run", lambda path: path == "run", lambda text: text.count("\n"), 260),
     ("lines of models/fox_model.cc", lambda path: path == "models/fox_model.cc",
-     lambda text: text.count("\n"), 165),
+     lambda text: text.count("\n"), 171),
     ("lines of kernels/cuda/linear", lambda path: path.startswith("kernels/cuda/linear/"),
      lambda text: text.count("\n"), 3_920),  # (2,600)
     ("lines of engine/schedule, without blanks and comments",
