@@ -295,7 +295,8 @@ __device__ __forceinline__ void RunBlock(const ClusterGemmArguments& a, int bloc
   }
 }
 
-// The first blocks compute the outputs of W's rows in 8 bits, the other blocks the rest.
+// The first blocks compute the outputs of W's rows in bf16, which read twice the bytes and
+// therefore must not come last; the other blocks those of 8 bits.
 struct Parts {
   ClusterGemmArguments fp8, rest;
 };
@@ -310,10 +311,10 @@ __global__ void FOX_CLUSTER(kSplits)
   const int block = static_cast<int>(blockIdx.x);
   if constexpr (!kFp8) {
     RunBlock<kRows, kSplits, kGated, false>(a, block);
-  } else if (kGated || block < a.fp8.tiles * kSplits) {
-    RunBlock<kRows, kSplits, kGated, true>(a.fp8, block);
+  } else if (kGated || block >= a.rest.tiles * kSplits) {
+    RunBlock<kRows, kSplits, kGated, true>(a.fp8, block - a.rest.tiles * kSplits);
   } else if constexpr (!kGated) {
-    RunBlock<kRows, kSplits, kGated, false>(a.rest, block - a.fp8.tiles * kSplits);
+    RunBlock<kRows, kSplits, kGated, false>(a.rest, block);
   }
 #else
   __trap();  // compiled for something else: nothing may pass for its result

@@ -44,11 +44,13 @@ using namespace small_batch;
 // stream), gets most of the memory.
 constexpr int kWideBudget = 150 * 1024;
 constexpr int kNarrowBudget = 75 * 1024;
-// A block that reads more than kLongShare leaves no room beside it: the next product's block would
-// have filled its ring long before the wait. Without room it fills the ring during the wait, when
-// nothing else is read.
+// A block that reads more than kLongShare leaves no room beside it for another such block, which
+// would have filled its ring long before the wait. Without room it fills the ring during the wait,
+// when nothing else is read. In 8 bits gate/up of a 7B shape still finds room beside the output
+// projection, whose shares are short then.
 constexpr int kLongShare = 240 * 1024;
-constexpr int kLongBudget = 200 * 1024;
+template <bool kFp8>
+constexpr int kLongBudget = (kFp8 ? 140 : 200) * 1024;
 
 // The lane's row and column of the input.
 __device__ __forceinline__ uint32_t InputAddress(const SmallBatchGemmArguments& a,
@@ -364,17 +366,19 @@ int ChooseTiling(int most_blocks, const DeviceLimits& limits, SmallBatchGemmArgu
   a->tile_rows = a->set_rows * halves;
   a->tile_bytes = Tiles<kFp8>::Bytes(a->tile_rows, a->chunks);
   const int64_t tiles = int64_t{sets} * Steps(*a) * kConsumerWarps / a->chunks;
-  const int budget = is_long ? kLongBudget : a->accumulate ? kNarrowBudget : kWideBudget;
+  const int budget = is_long ? kLongBudget<kFp8> : a->accumulate ? kNarrowBudget : kWideBudget;
   const int fixed = FixedBytes<kFp8>(a->rows, a->in);
+  a->under_way = std::max(1, Tiles<kFp8>::kUnderWay / a->tile_bytes);
   const int wanted =
-      std::max({(budget - fixed) / a->tile_bytes, Tiles<kFp8>::kUnderWay, kMinStages});
+      std::max({(budget - fixed) / a->tile_bytes, a->under_way, Tiles<kFp8>::kMinStages});
   const int fitting = std::min(wanted, (limits.block_shared_bytes - fixed) / a->tile_bytes);
   a->stages = static_cast<int>(std::min<int64_t>({tiles, fitting, kMaxStages}));
   return a->stages * a->tile_bytes + fixed;
 }
 
-// Divides the blocks among both parts of W so that all read about as many bytes. Returns the shared
-// memory of a block in bytes.
+// Divides the blocks among both parts of W so that all read about as many bytes; the rest gets
+// those, too, that the whole sets of the 8 bits leave over, lest its blocks end last. Returns the
+// shared memory of a block in bytes.
 int ShareRows(const DeviceWeight& weight, const DeviceLimits& limits, Parts* a) {
   const int fp8 = static_cast<int>(weight.fp8().rows), blocks = limits.multiprocessors;
   const int rest = static_cast<int>(weight.out()) - fp8;
@@ -382,8 +386,9 @@ int ShareRows(const DeviceWeight& weight, const DeviceLimits& limits, Parts* a) 
   const int rest_blocks = rest == 0 ? 0 : std::max(1, 2 * rest * blocks / (fp8 + 2 * rest));
   a->fp8.out -= rest;
   a->rest.SkipOutputs(fp8);
-  return std::max(fp8 == 0 ? 0 : ChooseTiling<true>(blocks - rest_blocks, limits, &a->fp8),
-                  rest == 0 ? 0 : ChooseTiling<false>(rest_blocks, limits, &a->rest));
+  const int bytes = fp8 == 0 ? 0 : ChooseTiling<true>(blocks - rest_blocks, limits, &a->fp8);
+  return std::max(bytes,
+                  rest == 0 ? 0 : ChooseTiling<false>(blocks - a->fp8.blocks, limits, &a->rest));
 }
 
 template <bool kFp8>
@@ -427,7 +432,7 @@ cudaError_t LaunchFor(Parts a, const DeviceWeight& weight, const DeviceLimits& l
 // need no more.
 template <bool kFp8>
 constexpr int LeastBytes(int rows, int in) {
-  return FixedBytes<kFp8>(rows, in) + kMinStages * Tiles<kFp8>::kMaxBytes;
+  return FixedBytes<kFp8>(rows, in) + Tiles<kFp8>::kMinStages * kMaxTileBytes;
 }
 static_assert(LeastBytes<true>(4, 8) <= LeastBytes<false>(4, 8));
 static_assert(LeastBytes<true>(8, 8) <= LeastBytes<false>(8, 8));

@@ -1,9 +1,9 @@
 // Tiles of W of small_batch_gemm.cu, in bf16 or in 8 bits, from global memory through the ring into
 // the registers of the warps that multiply them. A tile has the rows of a set of outputs: a group
-// of 16 or, in 8 bits, up to four; and the fewer columns the more groups: a chunk of 64 for each of
-// eight, four or two warps. It lies in lines of 128 bytes: the first line of all its rows, then the
-// second one; the 16-byte units of a line are swizzled by the number of the line, as TMA does, so
-// that ldmatrix finds eight rows in different banks.
+// of 16 or, in 8 bits, up to four; and a chunk of 64 columns for each of the eight warps or, if it
+// has more than two groups, of four. It lies in lines of 128 bytes: the first line of all its rows,
+// then the second one; the 16-byte units of a line are swizzled by the number of the line, as TMA
+// does, so that ldmatrix finds eight rows in different banks.
 #pragma once
 
 #include <cuda.h>
@@ -43,9 +43,11 @@ template <bool kFp8>
 struct Tiles {
   static constexpr int kBytes = kFp8 ? 1 : 2;              // of a weight
   static constexpr int kLoads = kChunkCols * kBytes / 32;  // ldmatrix, of a chunk of 16 rows
-  // Tiles that a block has under way. Enough to keep the memory busy; more would only make all
+  // Bytes that a block has under way. Enough to keep the memory busy; more would only make all
   // other loads wait, the previous kernel's among them.
-  static constexpr int kUnderWay = kFp8 ? 8 : 3;
+  static constexpr int kUnderWay = (kFp8 ? 64 : 48) * 1024;
+  // Stages of the smallest ring; in 8 bits as many as TileReader::Advance wants.
+  static constexpr int kMinStages = kFp8 ? 2 : 4;
 
   __host__ __device__ static constexpr int64_t RowBytes(int in) {
     return kFp8 ? Fp8Stride(in) : int64_t{in} * kBytes;
@@ -59,14 +61,13 @@ struct Tiles {
     const int bytes = rows * Lines(chunks) * kMapLineBytes;
     return (bytes + kTileAlignment - 1) / kTileAlignment * kTileAlignment;
   }
-  static constexpr int kMaxBytes = kGroupRows * kStepCols * kBytes;
 };
 
-// Chunks of a tile of `groups` groups, so that the tile has at most kMaxBytes.
-constexpr int ChunksOf(int groups) {
-  return kConsumerWarps / (groups == 1 ? 1 : groups == 2 ? 2 : 4);
-}
-inline constexpr int kMinStages = kConsumerWarps / ChunksOf(kMaxGroups);  // TileReader::Advance
+// Chunks of a tile of `groups` groups, so that the tile has at most kMaxTileBytes: with half of
+// that in 8 bits, the copying thread took as long for its tiles as the memory.
+constexpr int ChunksOf(int groups) { return kConsumerWarps / (groups <= 2 ? 1 : 2); }
+inline constexpr int kMaxTileBytes = 16 * 1024;
+static_assert(kConsumerWarps / ChunksOf(kMaxGroups) <= Tiles<true>::kMinStages);
 
 struct SmallBatchGemmArguments : GemmArguments {
   InputRows input;
@@ -79,6 +80,7 @@ struct SmallBatchGemmArguments : GemmArguments {
   int block_rows;     // outputs of a block but the last
   int blocks;
   int stages;
+  int under_way;  // tiles
   int tile_bytes;
 };
 
@@ -141,7 +143,7 @@ __device__ __forceinline__ void CopyWeights(const SmallBatchGemmArguments& a, co
                                             int first, int last) {
   RingPlace at, arrived;
   int tile = 0;
-  const int under_way = min(Tiles<kFp8>::kUnderWay, a.stages);
+  const int under_way = min(a.under_way, a.stages);
   const int tile_cols = a.chunks * kChunkCols, cols = Steps(a) * kStepCols;
   for (int row = first; row < last; row += a.set_rows) {
     for (int col = 0; col < cols; col += tile_cols, ++tile) {
