@@ -222,14 +222,11 @@ def large(bench: Bench) -> str:
     return f"--model {model} --modes certified --chunk 16384"
 
 
-def large_decode(**benches: str) -> Callable[[Bench], Part]:
-    """Decode steps of 7B parameters: the rows' names by what judge.EIGHT_BITS calls the numbers."""
-    def measure(bench: Bench) -> Part:
-        decode = "decode --contexts 4096 --batch-sizes 1,8,32 " + large(bench)
-        return memory_parts.together(*(
-            bench.fox_bench(f"{decode} {judge.EIGHT_BITS[what]}", 100, bench=name)
-            for what, name in benches.items()))
-    return measure
+def large_decode(what: str, name: str) -> Callable[[Bench], Part]:
+    """Decode steps of 7B parameters, weights and pages as in judge.EIGHT_BITS; `name`: of rows."""
+    return lambda bench: bench.fox_bench(
+        f"decode --contexts 4096 --batch-sizes 1,8,32 {large(bench)} {judge.EIGHT_BITS[what]}", 100,
+        bench=name)
 
 
 def large_mixed(bench: Bench) -> Part:
@@ -328,9 +325,9 @@ PARTS: dict[str, Callable[[Bench], Part]] = {
     "million": million(),
     "million-8-bit-pages": million("8_bit_pages", bench="serve_8_bit_pages"),
     "books": books,
-    "large": large_decode(bf16="decode_7b"),
-    "large-8-bits": large_decode(**{"8_bits": "decode_7b_8_bits",
-                                    "8_bit_weights": "decode_7b_8_bit_weights"}),
+    "large": large_decode("bf16", "decode_7b"),
+    "large-8-bits": large_decode("8_bits", "decode_7b_8_bits"),
+    "large-8-bit-weights": large_decode("8_bit_weights", "decode_7b_8_bit_weights"),
     "large-prefill": large_prefill,
     "large-mixed": large_mixed,
 }

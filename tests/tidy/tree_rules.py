@@ -23,12 +23,12 @@ AMOUNTS: tuple[tuple[str, Callable[[str], object], Callable[[str], int], int], .
      lambda text: text.count("\n"), 76_750),  # (48,000)
     ("lines of C++ and CUDA outside tests, without blanks and comments",
      lambda path: not path.startswith("tests/") and CPP_FILE.search(path),
-     lambda text: len(re.findall(r"(?m)^[ \t]*(?!//)[^ \t\n]", text)), 51_030),  # (34,000)
+     lambda text: len(re.findall(r"(?m)^[ \t]*(?!//)[^ \t\n]", text)), 51_040),  # (34,000)
     ("lines of ./run", lambda path: path == "run", lambda text: text.count("\n"), 260),
     ("lines of models/fox_model.cc", lambda path: path == "models/fox_model.cc",
      lambda text: text.count("\n"), 171),
     ("lines of kernels/cuda/linear", lambda path: path.startswith("kernels/cuda/linear/"),
-     lambda text: text.count("\n"), 3_920),  # (2,600)
+     lambda text: text.count("\n"), 3_930),  # (2,600)
     ("lines of engine/schedule, without blanks and comments",
      lambda path: path.startswith("engine/schedule/"),
      lambda text: len(re.findall(r"(?m)^[ \t]*(?!//)[^ \t\n]", text)), 2_300),  # (2,000)
