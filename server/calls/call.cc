@@ -81,7 +81,7 @@ absl::Status Call::ParseMessage() {
 
 // The share that the call came with belongs to the first prompt; each other prompt takes its own.
 absl::Status Call::AddPrompts(const CallOutline& outline) {
-  absl::Status admitted;
+  absl::Status admitted = core_.CheckPrompts(info_, outline.prompt_bytes);
   for (size_t i = 1; i < outline.prompt_bytes.size() && admitted.ok(); ++i) {
     shares_.push_back(std::move(info_.share));
     admitted = core_.AdmitPrompt(&info_, outline.prompt_bytes[i]);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -77,6 +78,15 @@ absl::Status ServerCore::AdmitPrompt(CallInfo* call, int64_t bytes) {
   if (status.ok()) return AdmitShort(call, bytes);
   refusals_.Add(*call, ReasonOf(status), status, call->arrival);
   return status;
+}
+
+absl::Status ServerCore::CheckPrompts(const CallInfo& call,
+                                      const std::vector<int64_t>& bytes) const {
+  if (bytes.size() < 2) return absl::OkStatus();
+  const int64_t others = std::accumulate(bytes.begin() + 1, bytes.end(), int64_t{0});
+  const auto count = static_cast<int64_t>(bytes.size());
+  const bool never = calls_.Exceeds(count, call.share.bytes() + kHeldPerByte * others);
+  return never ? MessageTooLarge() : absl::OkStatus();
 }
 
 absl::Status ServerCore::AdmitShort(CallInfo* call, int64_t bytes) {

@@ -72,10 +72,13 @@ class ServerCore {
 
   // Admits a prompt of `bytes` on the wire, before it is parsed: gives `call` its share of the
   // budget. A refusal costs nothing, is counted and logged. Unavailable: draining;
-  // DeadlineExceeded: the deadline has passed; InvalidArgument: the client is named twice;
-  // ResourceExhausted: calls or bytes are used up, or this client has its part of a queue that is
-  // full, or longer than the deadline.
+  // DeadlineExceeded: the deadline has passed; InvalidArgument: the client is named twice, or the
+  // message can never be admitted; ResourceExhausted: calls or bytes are used up, or this client
+  // has its part of a queue that is full, or longer than the deadline.
   absl::Status AdmitPrompt(CallInfo* call, int64_t bytes);
+  // MessageTooLarge if a call can never have prompts of these bytes, the first of which is
+  // admitted.
+  absl::Status CheckPrompts(const CallInfo& call, const std::vector<int64_t>& bytes) const;
   // Admits a call that is answered at once, without the engine.
   absl::Status AdmitShort(CallInfo* call, int64_t bytes);
   // Admits a call whose work is posted to tokenizing(); ResourceExhausted also if too much waits

@@ -84,13 +84,17 @@ TEST(AdmissionTest, MessagesAreHeldToTheBudgetBeforeTheyAreParsed) {
 
 TEST(AdmissionTest, ARefusalSaysWhenToRetry) {
   TestCoreOptions options;
-  options.limits.max_call_bytes = 1000;
+  options.limits.max_call_bytes = 9000;  // two messages of 800 bytes, one for a client
   TestServer server(options);
+  Gate gate(*server.core);
+  OpenStream first(server.channel, GreedyRequest(std::string(800, 'x'), 2));
+  ASSERT_TRUE(Eventually([&] { return server.core->calls().calls() == 1; }));
   grpc::ClientContext context;
   SetTimeout(&context);
   v1::GenerateResponse response;
   const grpc::Status status =
       server.inference->Generate(&context, GreedyRequest(std::string(800, 'x'), 2), &response);
+  gate.Open();
   ASSERT_EQ(status.error_code(), grpc::RESOURCE_EXHAUSTED);
   EXPECT_EQ(context.GetServerTrailingMetadata().count("grpc-retry-pushback-ms"), 1u);
   EXPECT_EQ(context.GetServerTrailingMetadata().count("retry-after-ms"), 1u);

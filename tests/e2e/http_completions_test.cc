@@ -205,17 +205,43 @@ TEST(HttpCompletionCallTest, AListOfPromptsIsAdmittedAsAWhole) {
   TestCoreOptions options;
   options.limits.max_calls = 4;
   TestServer test(options);
-  HttpClient client = test.ConnectHttp();
-  const HttpReply refused = client.Post(kPath, Greedy({"a", "b", "c", "d", "e"}, 3));
+  test.script->step_delay_us = 2000;
+  HttpClient client = test.ConnectHttp(), others[2] = {test.ConnectHttp(), test.ConnectHttp()};
+  for (HttpClient& other : others) {
+    other.SendRequest("POST", kPath, With(Greedy("hello", 3000), "stream", true).dump());
+    ASSERT_TRUE(other.ReadUntil("\"object\""));
+  }
+  const int64_t read = test.engine->stats().prompt_tokens;
+  const HttpReply refused = client.Post(kPath, Greedy({"a", "b", "c"}, 3));
   EXPECT_EQ(refused.status, 429);
   EXPECT_EQ(refused.Json()["error"]["type"], "rate_limit_error");
   EXPECT_GT(std::stoi(refused.headers.at("retry-after")), 0);
+  EXPECT_EQ(test.engine->stats().prompt_tokens, read);
+  for (HttpClient& other : others) other.Close();
   EXPECT_TRUE(test.WaitIdle());
-  EXPECT_EQ(test.engine->stats().prompt_tokens, 0);
-  EXPECT_EQ(client.Post(kPath, Greedy({"a", "b"}, 3)).status, 200);
+  EXPECT_EQ(client.Post(kPath, Greedy({"a", "b", "c"}, 3)).status, 200);
 }
 
 // Clients send a request again that is refused with 429.
+TEST(HttpCompletionCallTest, AMessageThatCanNeverBeHeldIsNotToBeSentAgain) {
+  TestCoreOptions options;
+  options.limits.max_calls = 4;
+  options.limits.max_call_bytes = 20'000;
+  TestServer test(options);
+  HttpClient client = test.ConnectHttp();
+  const std::string long_one(1200, 'a');
+  for (const Json& prompt :
+       {Json{"a", "b", "c", "d"}, Json(std::string(2600, 'a')), Json{long_one, long_one}}) {
+    SCOPED_TRACE(prompt.dump().substr(0, 80));
+    const HttpReply refused = client.Post(kPath, With(Greedy("", 3), "prompt", prompt));
+    EXPECT_EQ(refused.status, 400);
+    EXPECT_EQ(refused.headers.count("retry-after"), 0U);
+    EXPECT_TRUE(absl::StrContains(refused.body, "--max-calls")) << refused.body;
+  }
+  EXPECT_TRUE(test.WaitIdle());
+  EXPECT_EQ(client.Post(kPath, Greedy(long_one, 3)).status, 200);
+}
+
 TEST(HttpCompletionCallTest, AnAnswerThatCanNeverBeHeldIsNotToBeAskedForAgain) {
   TestCoreOptions options;
   options.limits.max_call_bytes = 64 << 10;

@@ -28,6 +28,7 @@ bool CallBudget::Share::Hold(int64_t bytes) {
 }
 
 absl::StatusOr<CallBudget::Share> CallBudget::TakeShare(uint64_t client, int64_t bytes) {
+  if (Exceeds(1, bytes)) return MessageTooLarge();
   if (!Change(client, 1, bytes)) {
     return absl::ResourceExhaustedError("too many calls, or too much in them, at once");
   }
@@ -56,9 +57,8 @@ bool CallBudget::Change(uint64_t client, int64_t calls, int64_t bytes) {
   const auto it = clients_.emplace(client, Holding()).first;
   const Holding total = {total_.calls + calls, total_.bytes + bytes};
   const Holding held = {it->second.calls + calls, it->second.bytes + bytes};
-  const int64_t kept = std::min((max_calls_ + 63) / 64, max_calls_ - 1);
   const bool fits =
-      (calls <= 0 || (total.calls <= max_calls_ && held.calls <= max_calls_ - kept)) &&
+      (calls <= 0 || (total.calls <= max_calls_ && held.calls <= max_client_calls())) &&
       (bytes <= 0 || (total.bytes <= max_bytes_ && held.bytes <= max_client_bytes()));
   if (fits) {
     FOX_CHECK(held.calls >= 0 && held.bytes >= 0);
@@ -76,11 +76,16 @@ absl::Status AnswersUnread() {
   return absl::ResourceExhaustedError("too much waits to be read by clients");
 }
 
+absl::Status MessageTooLarge() {
+  return absl::InvalidArgumentError(
+      "the message takes more than a client may hold, half of --call-memory-mb or its part of "
+      "--max-calls, for which each prompt counts; raise them or send less at once");
+}
+
 absl::Status AnswerTooLarge() {
   return absl::InvalidArgumentError(
       "the answer takes more than half of --call-memory-mb; raise it, send fewer or shorter "
-      "prompts "
-      "at once, or ask for fewer log-probabilities");
+      "prompts at once, or ask for fewer log-probabilities");
 }
 
 }  // namespace fox

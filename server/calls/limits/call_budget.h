@@ -3,6 +3,7 @@
 // message is parsed and gives it back when its last byte is written.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <utility>
@@ -55,14 +56,22 @@ class CallBudget {
   CallBudget(int64_t max_calls, int64_t max_bytes) : max_calls_(max_calls), max_bytes_(max_bytes) {}
 
   // Takes the share of one call. ResourceExhausted: calls or bytes are used up; or the client holds
-  // half of the bytes, or all calls but the last 64th, which is kept for others.
+  // half of the bytes, or all calls but the last 64th, which is kept for others. MessageTooLarge:
+  // the bytes alone are more.
   absl::StatusOr<Share> TakeShare(uint64_t client, int64_t bytes);
+  // True if no client may ever hold so many shares with so many bytes in all.
+  bool Exceeds(int64_t calls, int64_t bytes) const {
+    return calls > max_client_calls() || bytes > max_client_bytes();
+  }
 
   int64_t calls() const;
   int64_t bytes() const;
   int64_t max_calls() const { return max_calls_; }
   int64_t max_bytes() const { return max_bytes_; }
   int64_t max_client_bytes() const { return (max_bytes_ + 1) / 2; }
+  int64_t max_client_calls() const {
+    return max_calls_ - std::min((max_calls_ + 63) / 64, max_calls_ - 1);
+  }
   // True if the client holds at least an equal part of all calls, and more than `few`.
   bool HoldsMost(uint64_t client, int64_t few = 0) const;
 
@@ -80,6 +89,8 @@ class CallBudget {
   std::map<uint64_t, Holding> clients_ ABSL_GUARDED_BY(mutex_);  // clients with calls
 };
 
+// MessageTooLarge is InvalidArgument: a message that no client may ever send under these limits.
+absl::Status MessageTooLarge();
 // AnswersUnread is ResourceExhausted: answers that wait to be read fill the budget.
 absl::Status AnswersUnread();
 // AnswerTooLarge is InvalidArgument: the part of an answer that has to be sent at once is more than

@@ -50,12 +50,15 @@ TEST(CallBudgetTest, NoClientTakesWhatIsKeptForOthers) {
     shares.push_back(*std::move(share));
     return true;
   };
-  EXPECT_FALSE(take(1, 50 * kStep + 1));
+  EXPECT_EQ(budget.TakeShare(1, 50 * kStep + 1).status(), MessageTooLarge());
   EXPECT_TRUE(take(1, 20 * kStep));
   EXPECT_TRUE(take(1, 30 * kStep));
   EXPECT_FALSE(shares.back().Hold(30 * kStep + 1));
   EXPECT_TRUE(take(1, 0));
   EXPECT_FALSE(take(1, 0));  // the last call is not for the client that has all others
+  EXPECT_TRUE(absl::IsResourceExhausted(budget.TakeShare(1, 0).status()));
+  EXPECT_FALSE(budget.Exceeds(3, 50 * kStep));
+  EXPECT_TRUE(budget.Exceeds(4, 0) && budget.Exceeds(0, 50 * kStep + 1));
   EXPECT_TRUE(take(2, 40 * kStep));
   EXPECT_TRUE(shares.back().Hold(50 * kStep));
   EXPECT_EQ(budget.bytes(), 100 * kStep);

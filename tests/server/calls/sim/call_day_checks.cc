@@ -132,7 +132,8 @@ bool CallDay::MayFailWith(const Client& client, absl::StatusCode code) const {
   switch (code) {
     case absl::StatusCode::kInvalidArgument:
       return client.plan.malformed ||
-             (!load_.roomy && client.transport->status() == AnswerTooLarge()) ||
+             (!load_.roomy && (client.transport->status() == AnswerTooLarge() ||
+                               client.transport->status() == MessageTooLarge())) ||
              std::any_of(prompts.begin(), prompts.end(), [](const auto& p) { return p.invalid; });
     case absl::StatusCode::kAlreadyExists:
       return load_.ids > 0;
