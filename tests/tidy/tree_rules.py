@@ -15,7 +15,7 @@ CPP_FILE = re.compile(r"\.(?:cc|h|cu|cuh)$")
 # against drift. A feature that the plan asks for raises them by its size: since 0.2 the Anthropic
 # and Responses APIs, the prefix cache on disk, weights of 8 bits and aarch64. In brackets: the aim.
 AMOUNTS: tuple[tuple[str, Callable[[str], object], Callable[[str], int], int], ...] = (
-    ("files", lambda path: True, lambda text: 1, 1_460),
+    ("files", lambda path: True, lambda text: 1, 1_470),
     ("lines of tests",
      # The simulation of the call layer came after the limit.
      lambda path: path.startswith("tests/") and not path.startswith("tests/server/calls/sim/")
