@@ -9,7 +9,6 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "server/http/openai/answer_reader.h"
-#include "server/http/openai/chat_messages.h"
 #include "server/http/openai/completion_format.h"
 #include "server/http/openai/openai_service.h"
 #include "server/http/openai/responses_request.h"

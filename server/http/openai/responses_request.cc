@@ -1,7 +1,6 @@
 // Items, tools and other fields of the Responses API. See responses_request.h.
 #include "server/http/openai/responses_request.h"
 
-#include <memory>
 #include <optional>
 #include <utility>
 
