@@ -304,13 +304,12 @@ class MessagesWriter final : public AnswerWriter {
 
   int64_t AddEvent(size_t, const v1::GenerateDelta& event) override {
     parts_ = answer_.Read(event);
-    if (!request_.stream) {
-      for (AnswerPart& part : parts_) {
-        if (Continues(part)) {
-          blocks_.back().text += part.text;
-        } else {
-          blocks_.push_back(std::move(part));
-        }
+    if (request_.stream) return 0;
+    for (AnswerPart& part : parts_) {
+      if (Continues(part)) {
+        blocks_.back().text += part.text;
+      } else {
+        blocks_.push_back(std::move(part));
       }
     }
     return static_cast<int64_t>(event.delta().text().size());

@@ -192,10 +192,8 @@ void CompletionFormat::AddEvent(CallEvent event) {
     held_bytes_ += static_cast<int64_t>(newest.size());
     return;
   }
-  const int64_t grown = writer_->AddEvent(event.prompt, event.delta);
-  const bool stays = !request_.stream || event.delta.has_prompt();
-  if (stays || writer_->keeps_text()) held_bytes_ += grown;
-  if (stays) return;
+  held_bytes_ += writer_->AddEvent(event.prompt, event.delta);
+  if (!request_.stream || event.delta.has_prompt()) return;
   const std::string chunk = writer_->TakeChunk(event.prompt, event.delta);
   held_bytes_ += static_cast<int64_t>(chunk.size());
   chunks_ += chunk;

@@ -23,7 +23,8 @@ class AnswerWriter {
  public:
   virtual ~AnswerWriter() = default;
 
-  // Adds an event of request.prompts[prompt]. Returns the bytes by which the writer has grown.
+  // Adds an event of request.prompts[prompt]. Returns by how many bytes the writer has grown, of a
+  // stream once the event's chunk is taken; negative if it has let some go.
   virtual int64_t AddEvent(size_t prompt, const v1::GenerateDelta& event) = 0;
   // The server-sent events for `event`, added last; "" for events of the prompt, which come with
   // the first of an answer.
@@ -36,8 +37,6 @@ class AnswerWriter {
   virtual std::string EncodeFailure(const absl::Status& status) const = 0;
   // Drops the answer so far: EncodeFailure is all that follows.
   virtual void DropContents() = 0;
-  // True if the text stays after its chunks, because the end of the stream repeats it.
-  virtual bool keeps_text() const { return false; }
 };
 
 // How requests and answers of one path are written.

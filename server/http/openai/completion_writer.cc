@@ -66,6 +66,7 @@ class CompletionWriter final : public AnswerWriter {
     std::string text;  // empty unless it is echoed
     std::optional<CompletionLogprobs> logprobs;
     uint32_t tokens = 0;
+    int32_t begun = 0;  // choices; behind the last one text and lists are empty
   };
   struct Choice {
     bool begun = false, role_sent = false;
@@ -81,7 +82,7 @@ class CompletionWriter final : public AnswerWriter {
     v1::AcpStats acp;
   };
   void AddPrompt(const v1::PromptInfo& info, size_t index);
-  void Begin(const Prompt& prompt, Choice* choice);
+  void Begin(Prompt* prompt, Choice* choice);
   // Returns the bytes that are not in the choice's text, but in its thought, its calls or the
   // reader.
   static int64_t AddText(const std::string& text, Choice* choice);
@@ -131,8 +132,8 @@ int64_t CompletionWriter::AddEvent(size_t prompt, const v1::GenerateDelta& event
   }
   Choice& choice = choices_[IndexOf(prompt, event)];
   int64_t beside = 0;
-  const int64_t before = bytes_of(choice);
-  if (!choice.begun) Begin(prompts_[prompt], &choice);
+  const int64_t before = bytes_of(choice), of_prompt = bytes_of(prompts_[prompt]);
+  if (!choice.begun) Begin(&prompts_[prompt], &choice);
   if (event.has_delta()) {
     const auto tokens = static_cast<uint32_t>(event.delta().token_ids_size());
     choice.tokens += tokens;
@@ -157,7 +158,8 @@ int64_t CompletionWriter::AddEvent(size_t prompt, const v1::GenerateDelta& event
     FOX_CHECK(finished_ < choices_.size());
     ++finished_;
   }
-  return bytes_of(choice) - before + beside;
+  const int64_t grown = bytes_of(prompts_[prompt]) - of_prompt;
+  return request_.stream ? grown : grown + bytes_of(choice) - before + beside;
 }
 
 int64_t CompletionWriter::AddText(const std::string& text, Choice* choice) {
@@ -214,18 +216,23 @@ void CompletionWriter::AddPrompt(const v1::PromptInfo& info, size_t index) {
   for (const v1::TokenLogprobs& token : info.prompt_logprobs()) prompt->logprobs->Add(token);
 }
 
-void CompletionWriter::Begin(const Prompt& prompt, Choice* choice) {
+void CompletionWriter::Begin(Prompt* prompt, Choice* choice) {
   choice->begun = true;
-  choice->text = prompt.text;
+  choice->text = prompt->text;
   if (request_.chat) {
     choice->reader.emplace(
         AnswerForm::Of(request_.settings, request_.prompts[0].messages(), *context_.chat));
   }
-  if (request_.logprobs < 0) return;
-  choice->logprobs.emplace(*context_.tokenizer, skip_special_, /*at_text_start=*/false,
-                           request_.chat);
-  if (!prompt.logprobs.has_value()) return;
-  choice->logprobs->Follow(*prompt.logprobs, CountCharacters(prompt.text));
+  if (request_.logprobs >= 0) {
+    choice->logprobs.emplace(*context_.tokenizer, skip_special_, /*at_text_start=*/false,
+                             request_.chat);
+    if (prompt->logprobs.has_value()) {
+      choice->logprobs->Follow(*prompt->logprobs, CountCharacters(prompt->text));
+    }
+  }
+  if (++prompt->begun < request_.n) return;
+  prompt->text = {};  // each choice has its copy, which goes with the choice's first chunk
+  prompt->logprobs.reset();
 }
 
 std::string CompletionWriter::TakeChunk(size_t prompt, const v1::GenerateDelta& event) {

@@ -27,8 +27,7 @@ class ResponsesWriter final : public AnswerWriter {
         created_(created),
         answer_(request, context) {}
 
-  bool keeps_text() const override { return true; }
-
+  // The text stays in a stream, too, because its end repeats it.
   int64_t AddEvent(size_t, const v1::GenerateDelta& event) override {
     parts_ = answer_.Read(event);
     if (!request_.stream) {

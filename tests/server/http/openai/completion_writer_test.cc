@@ -84,8 +84,16 @@ class CompletionWriterTest : public ::testing::Test {
 
 TEST_F(CompletionWriterTest, OneBodyHoldsAllChoices) {
   request_.echo = true;
-  EXPECT_EQ(Writer()->AddEvent(0, Prompt(5)), 8);  // bytes that wait
-  request_.echo = false;
+  const auto echoing = Writer();
+  EXPECT_EQ(echoing->AddEvent(0, Prompt(5)), 8);  // bytes that wait
+  EXPECT_EQ(echoing->AddEvent(0, Text(1, "ab")), 8 + 2);
+  EXPECT_EQ(echoing->AddEvent(0, Text(0, "ab")), 2);  // the prompt's last copy
+  request_.stream = true;
+  const auto streaming = Writer();
+  EXPECT_EQ(streaming->AddEvent(0, Prompt(5)), 8);
+  EXPECT_EQ(streaming->AddEvent(0, Text(1, "ab")), 0);
+  EXPECT_EQ(streaming->AddEvent(0, Text(0, "ab")), -8);  // nothing stays behind the chunks
+  request_.echo = request_.stream = false;
   const auto writer = Writer();
   for (size_t prompt : {0U, 1U}) {
     SCOPED_TRACE(absl::StrCat("prompt ", prompt));
@@ -317,7 +325,7 @@ TEST_F(CompletionWriterTest, CallsAreNoText) {
         if (request_.stream) add(Json::parse(writer->TakeChunk(0, event).substr(6))["choices"][0]);
       };
       for (size_t at = 0; at < c.text.size(); at += piece) tell(Text(0, c.text.substr(at, piece)));
-      EXPECT_EQ(bytes, static_cast<int64_t>(c.text.size()));
+      EXPECT_EQ(bytes, request_.stream ? 0 : static_cast<int64_t>(c.text.size()));
       tell(End(0, c.reason));
       if (!request_.stream) add(Json::parse(writer->TakeBody())["choices"][0]);
       EXPECT_EQ(content, c.content);
