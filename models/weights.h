@@ -79,9 +79,9 @@ struct FoxWeights {
   std::vector<LayerWeights> layers;
   // [layers, H] float64: QueryBound's, of all layers
   Buffer self_logit_bound, max_logit_bound, max_norm_product;
-  Buffer log_max_value;                   // [layers, H] float64: EvictParams's; output_norm
-  Buffer bounds;                          // [layers] QueryBound: EvictParams's
-  bool diagonal_bounds = false;           // the same
+  Buffer log_max_value;                   // [layers, H] float64, as in EvictParams; output_norm
+  Buffer bounds;                          // [layers] QueryBound of each, for EvictParams
+  bool diagonal_bounds = false;           // IsDiagonal holds for all of them
   Buffer final_norm;                      // [D] residual dtype
   std::unique_ptr<PackedWeight> lm_head;  // [V, D]
   std::unique_ptr<PackedWeight> own_embedding_blocks;  // [V, D]; kQ8, kQ4, unless tied

@@ -105,8 +105,8 @@ struct EvictParams {
   // before their own page have evicted, or null. REQUIRES: Attention of the step's rows in all
   // layers.
   LostMass* lost_mass = nullptr;
-  // [layers] AppendParams::bound of each, and whether IsDiagonal holds for all. Null: all full
-  // pages have been accumulated.
+  // [layers] AppendParams::bound of each, and whether IsDiagonal holds for all. Null only if no
+  // decode row can have filled a page since its Append.
   const QueryBound* bounds = nullptr;
   bool diagonal = false;
 };

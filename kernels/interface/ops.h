@@ -107,8 +107,9 @@ class Ops {
   virtual void Attention(const BatchView& batch, const AttentionParams& params, const PagedKv& kv,
                          Stream stream) = 0;
 
-  // Closes a step: frees, in all layers, at every page end among the batch's rows, the leading
-  // pages that no later row needs.
+  // Closes a step: accumulates the full pages that Append has left to it (EvictParams::bounds), and
+  // frees, in all layers, at every page end among the batch's rows, the leading pages that no later
+  // row needs.
   virtual void Evict(const BatchView& batch, const EvictParams& params, const PagedKv& kv,
                      Stream stream) = 0;
 

@@ -80,13 +80,13 @@ absl::Status ServerCore::AdmitPrompt(CallInfo* call, int64_t bytes) {
   return status;
 }
 
-absl::Status ServerCore::CheckPrompts(const CallInfo& call,
-                                      const std::vector<int64_t>& bytes) const {
+absl::Status ServerCore::CheckPrompts(const CallInfo& call, const std::vector<int64_t>& bytes) {
   if (bytes.size() < 2) return absl::OkStatus();
   const int64_t others = std::accumulate(bytes.begin() + 1, bytes.end(), int64_t{0});
   const auto count = static_cast<int64_t>(bytes.size());
-  const bool never = calls_.Exceeds(count, call.share.bytes() + kHeldPerByte * others);
-  return never ? MessageTooLarge() : absl::OkStatus();
+  if (!calls_.Exceeds(count, call.share.bytes() + kHeldPerByte * others)) return absl::OkStatus();
+  refusals_.Add(call, RefusalReason::kBudget, MessageTooLarge(), call.arrival);
+  return MessageTooLarge();
 }
 
 absl::Status ServerCore::AdmitShort(CallInfo* call, int64_t bytes) {

@@ -76,9 +76,9 @@ class ServerCore {
   // message can never be admitted; ResourceExhausted: calls or bytes are used up, or this client
   // has its part of a queue that is full, or longer than the deadline.
   absl::Status AdmitPrompt(CallInfo* call, int64_t bytes);
-  // MessageTooLarge if a call can never have prompts of these bytes, the first of which is
-  // admitted.
-  absl::Status CheckPrompts(const CallInfo& call, const std::vector<int64_t>& bytes) const;
+  // MessageTooLarge, as AdmitPrompt's, if a call can never have prompts of these bytes, the first
+  // of which is admitted.
+  absl::Status CheckPrompts(const CallInfo& call, const std::vector<int64_t>& bytes);
   // Admits a call that is answered at once, without the engine.
   absl::Status AdmitShort(CallInfo* call, int64_t bytes);
   // Admits a call whose work is posted to tokenizing(); ResourceExhausted also if too much waits

@@ -208,15 +208,15 @@ TEST(HttpCompletionCallTest, AListOfPromptsIsAdmittedAsAWhole) {
   test.script->step_delay_us = 2000;
   HttpClient client = test.ConnectHttp(), other = test.ConnectHttp();
   other.SendRequest("POST", kPath, With(Greedy({"a", "b"}, 3000), "stream", true).dump());
-  ASSERT_TRUE(other.ReadUntil("\"object\""));
+  ASSERT_TRUE(Eventually([&] { return test.engine->stats().running == 2; }));
   const int64_t read = test.engine->stats().prompt_tokens;
   const HttpReply refused = client.Post(kPath, Greedy({"a", "b", "c"}, 3));
   EXPECT_EQ(refused.status, 429);
   EXPECT_EQ(refused.Json()["error"]["type"], "rate_limit_error");
   EXPECT_GT(std::stoi(refused.headers.at("retry-after")), 0);
-  EXPECT_EQ(test.engine->stats().prompt_tokens, read);
   other.Close();
   EXPECT_TRUE(test.WaitIdle());
+  EXPECT_EQ(test.engine->stats().prompt_tokens, read);
   EXPECT_EQ(client.Post(kPath, Greedy({"a", "b", "c"}, 3)).status, 200);
 }
 

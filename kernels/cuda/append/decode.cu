@@ -1,7 +1,6 @@
 // Append where every sequence has one row: one kernel. The lanes of a warp process in parallel the
 // key, the value and the queries of a (sequence, kv head), as many as a warp has room for; further
-// warps have further queries. A page that the row fills is accumulated by Evict
-// (page_end.cuh).
+// warps have further queries. A page that the row fills is accumulated by Evict (page_end.cuh).
 //
 // The projection's end comes late in a step's chain of kernels, and the code behind the wait runs
 // once, so it is fetched from afar: it is short and without divisions, and addresses are computed
@@ -13,7 +12,6 @@
 #include "kernels/cuda/ptx/dependent_launch.cuh"
 #include "kernels/cuda/runtime/head_dim.h"
 #include "kernels/cuda/runtime/launch.h"
-#include "kernels/paging/acp.h"
 
 namespace fox::cuda {
 namespace {

@@ -9,7 +9,7 @@
 
 namespace fox::cuda {
 
-// A page of one query head that a decode row has filled.
+// A page that a decode row has filled, and one of the query heads that read it.
 struct FilledPage {
   __device__ FilledPage(const PagedKv& kv, int of_slot, int of_layer, int q_head, int64_t last_row)
       : slot(of_slot),

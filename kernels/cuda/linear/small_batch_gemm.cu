@@ -368,7 +368,7 @@ int ChooseTiling(int most_blocks, const DeviceLimits& limits, SmallBatchGemmArgu
   const int64_t tiles = int64_t{sets} * Steps(*a) * kConsumerWarps / a->chunks;
   const int budget = is_long ? kLongBudget<kFp8> : a->accumulate ? kNarrowBudget : kWideBudget;
   const int fixed = FixedBytes<kFp8>(a->rows, a->in);
-  a->under_way = std::max(1, Tiles<kFp8>::kUnderWay / a->tile_bytes);
+  a->under_way = Tiles<kFp8>::UnderWay(a->tile_bytes);
   const int wanted =
       std::max({(budget - fixed) / a->tile_bytes, a->under_way, Tiles<kFp8>::kMinStages});
   const int fitting = std::min(wanted, (limits.block_shared_bytes - fixed) / a->tile_bytes);

@@ -43,9 +43,9 @@ template <bool kFp8>
 struct Tiles {
   static constexpr int kBytes = kFp8 ? 1 : 2;              // of a weight
   static constexpr int kLoads = kChunkCols * kBytes / 32;  // ldmatrix, of a chunk of 16 rows
-  // Bytes that a block has under way. Enough to keep the memory busy; more would only make all
+  // Tiles that a block has under way. Enough to keep the memory busy; more would only make all
   // other loads wait, the previous kernel's among them.
-  static constexpr int kUnderWay = (kFp8 ? 64 : 48) * 1024;
+  static constexpr int UnderWay(int tile_bytes) { return kFp8 ? 64 * 1024 / tile_bytes : 3; }
   // Stages of the smallest ring; in 8 bits as many as TileReader::Advance wants.
   static constexpr int kMinStages = kFp8 ? 2 : 4;
 
@@ -67,6 +67,9 @@ struct Tiles {
 // that in 8 bits, the copying thread took as long for its tiles as the memory.
 constexpr int ChunksOf(int groups) { return kConsumerWarps / (groups <= 2 ? 1 : 2); }
 inline constexpr int kMaxTileBytes = 16 * 1024;
+static_assert(Tiles<false>::Bytes(kGroupRows, ChunksOf(1)) <= kMaxTileBytes &&
+              Tiles<true>::Bytes(2 * kGroupRows, ChunksOf(2)) <= kMaxTileBytes &&
+              Tiles<true>::Bytes(kMaxGroups * kGroupRows, ChunksOf(kMaxGroups)) <= kMaxTileBytes);
 static_assert(kConsumerWarps / ChunksOf(kMaxGroups) <= Tiles<true>::kMinStages);
 
 struct SmallBatchGemmArguments : GemmArguments {

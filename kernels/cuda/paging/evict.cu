@@ -28,8 +28,7 @@ namespace {
 constexpr int kEvictThreads = 128;
 constexpr int kEvictWarps = kEvictThreads / kWarp;
 constexpr int kEvictBlocksPerSm = 4;
-constexpr int kMaxEvictBlocks =
-    132 * kEvictBlocksPerSm;  // an H200 has them at once, of usual groups
+constexpr int kMaxEvictBlocks = 132 * kEvictBlocksPerSm;  // an H200's, at kEvictBlocksPerSm
 
 // t of a page end, for each query head of the group: at least the t of any later row.
 __device__ void LoadThresholds(const EvictParams& params, const PagedKv& kv, int layer, int kv_head,
@@ -172,7 +171,8 @@ template <int kHeadDim, bool kGeneralBound, typename Part>
 __global__ void __launch_bounds__(kEvictThreads, kGeneralBound ? 3 : kEvictBlocksPerSm)
     EvictKernel(const BatchView batch, const EvictParams params, const PagedKv kv,
                 double* const evicted_before) {
-  extern __shared__ double shared[];  // [kEvictWarps] EvictWarpBytes, then active [num_seqs]
+  extern __shared__ __align__(
+      16) double shared[];  // [kEvictWarps] EvictWarpBytes, then active [num_seqs]
   __shared__ int warp_sums[kEvictWarps];
   TriggerDependents();
   const int group = kv.shape.group(), warp = Warp();
