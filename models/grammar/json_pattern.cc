@@ -127,6 +127,17 @@ std::string Fraction(const Fractions& range, int most) {
   return absl::StrJoin(ways, "|");
 }
 
+// The bound itself if it has at most `digits` digits behind the point, else the next such number in
+// the range: no number of these digits lies between the two.
+NumberBound Inside(NumberBound bound, int digits, bool upward) {
+  const double unit = std::pow(10.0, digits);
+  double steps = upward ? std::ceil(bound.value * unit) : std::floor(bound.value * unit);
+  // The product is rounded.
+  while (upward ? steps / unit < bound.value : steps / unit > bound.value) steps += upward ? 1 : -1;
+  const double value = steps / unit;
+  return {value, bound.excluded && value == bound.value};
+}
+
 // Adds the decimals whose whole part matches `whole` and whose fraction is in `range`.
 void AddDecimals(const std::string& whole, const Fractions& range, int digits,
                  std::vector<std::string>* ways) {
@@ -174,7 +185,13 @@ std::string NumberPattern(std::optional<NumberBound> least, std::optional<Number
     digits = std::min(digits, std::max(15 - wholes, 0));
     needed = std::max(needed, decimal.fraction.size());
   }
-  if (needed > static_cast<size_t>(digits)) throw std::runtime_error("of more than 15 digits");
+  if (needed > static_cast<size_t>(digits)) {
+    if (least) least = Inside(*least, digits, /*upward=*/true);
+    if (most) most = Inside(*most, digits, /*upward=*/false);
+    if (least && most && least->value > most->value) {
+      throw std::runtime_error("of more than 15 digits");
+    }
+  }
   std::vector<std::string> ways;
   const auto magnitude = [](const NumberBound& bound) {
     return DecimalOf({std::abs(bound.value), bound.excluded});

@@ -26,8 +26,8 @@ struct NumberBound {
   bool excluded;  // the number itself is beyond the bound
 };
 // The regular expression of the decimals between two bounds, without exponents, with as many digits
-// as a double has exactly; "": there is none. REQUIRES: least <= most. Throws std::runtime_error if
-// a bound has more digits.
+// as a double has exactly; "": there is none. REQUIRES: least <= most. Instead of a bound of more
+// digits it takes the next number inside that has no more; std::runtime_error if there is none.
 std::string NumberPattern(std::optional<NumberBound> least, std::optional<NumberBound> most);
 
 // The EBNF of such a regular expression. RegexInEbnf would count each of its nested groups once for

@@ -24,7 +24,6 @@ namespace {
 using Json = ExactJson;
 
 constexpr int kMaxRefs = 128;  // in one chain
-constexpr double kMaxRepeats = 1 << 20;
 
 // Keywords that assert something, by the type of the values that they restrict. All other keywords
 // are annotations or belong to one of these. Separated by spaces.
@@ -138,11 +137,31 @@ const char* FormProblem(const std::string& word, const Json& value) {
   }
   if (word.starts_with("min") || word.starts_with("max")) {
     const double count = NumberOf(value);
-    return count >= 0 && count <= kMaxRepeats && count == std::floor(count)
-               ? nullptr
-               : "must be an integer in [0, 2^20]";
+    if (!(count >= 0 && count == std::floor(count))) return "must be an integer of 0 or more";
+    return count <= kMaxCount || word.starts_with("max") ? nullptr : "must be at most 2^20";
   }
   return nullptr;
+}
+
+bool RequiresName(const Json& schema, const std::string& name) {
+  const Json& names = At(schema, "required");
+  SpendWork(static_cast<int64_t>(1 + names.size()));
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+// Adds to what the schema requires and forbids.
+void Narrow(const std::optional<std::string>& required, const std::optional<std::string>& forbidden,
+            Json* schema) {
+  if (required && !RequiresName(*schema, *required)) (*schema)["required"].push_back(*required);
+  if (forbidden) (*schema)["properties"][*forbidden] = false;
+}
+
+// A property that both schemas name, but only the first one requires.
+std::optional<std::string> NameOfOne(const Json& one, const Json& other) {
+  for (const Json& name : At(one, "required")) {
+    if (At(other, "properties").contains(name) && !RequiresName(other, name)) return name;
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -347,34 +366,39 @@ std::string SchemaWriter::Body(const Json& whole, const std::string& path) {
   return whole.contains("enum") ? Enum(whole, path) : Types(whole, path);
 }
 
-bool SchemaWriter::Separate(Json* a, Json* b, const std::string& path) {
-  if (AreDisjoint(*a, *b)) return true;
+std::optional<SchemaWriter::Separation> SchemaWriter::Separate(const Json& a, const Json& b,
+                                                               const std::string& path) {
+  if (AreDisjoint(a, b)) return Separation{};
   const Json object = Json::array({"object"});
   const auto writes_objects = [&](const Json& schema) {
     return At(schema, "type") == object ||
            (!schema.contains("type") && schema.contains("properties"));
   };
-  if (!writes_objects(*a) || !writes_objects(*b)) return false;
-  const auto requires_name = [](const Json& schema, const std::string& name) {
-    const Json& names = At(schema, "required");
-    SpendWork(static_cast<int64_t>(1 + names.size()));
-    return std::find(names.begin(), names.end(), name) != names.end();
+  if (!writes_objects(a) || !writes_objects(b)) return std::nullopt;
+  const auto has_value = [&](const Json& schema) {
+    try {
+      Whole(schema, path);
+      return true;
+    } catch (const NoValue&) {
+      return false;
+    }
   };
-  const auto require = [&](Json* schema, const std::string& name) {
-    if (!requires_name(*schema, name)) (*schema)["required"].push_back(name);
-  };
-  for (const auto& [one, other] : {std::pair(a, b), {b, a}}) {
+  for (const auto& [one, other] : {std::pair(&a, &b), {&b, &a}}) {
     for (const auto& [name, value] : At(*one, "properties").items()) {
       const Json& there = At(At(*other, "properties"), name);
       if (there.is_null()) {
-        if (requires_name(*one, name) && At(*other, "additionalProperties") == false) return true;
+        if (RequiresName(*one, name) && At(*other, "additionalProperties") == false) {
+          return Separation{};
+        }
         continue;
       }
-      if (!AreDisjoint(Whole(value, path), Whole(there, path))) continue;
-      const std::string copy = name;  // `name` is in a schema that require() changes
-      require(one, copy);
-      require(other, copy);
-      return true;
+      const bool here = has_value(value), beyond = has_value(there);
+      if ((!here && RequiresName(*other, name)) || (!beyond && RequiresName(*one, name))) {
+        return Separation{};
+      }
+      if (here && beyond && AreDisjoint(Whole(value, path), Whole(there, path))) {
+        return Separation{name, {}, {}};
+      }
     }
   }
   // Objects have no unnamed properties where a schema names some: so what either writes lacks a
@@ -384,7 +408,7 @@ bool SchemaWriter::Separate(Json* a, Json* b, const std::string& path) {
     const auto holds = [&](const char* word) { return schema.contains(word); };
     constexpr const char* kMore[] = {"patternProperties", "unevaluatedProperties", "anyOf", "oneOf",
                                      "enum"};
-    return names.empty() || names.contains(name) || requires_name(schema, name) ||
+    return names.empty() || names.contains(name) || RequiresName(schema, name) ||
            !(others.is_null() || others == false) ||
            std::any_of(std::begin(kMore), std::end(kMore), holds);
   };
@@ -392,7 +416,10 @@ bool SchemaWriter::Separate(Json* a, Json* b, const std::string& path) {
     return std::any_of(required.begin(), required.end(),
                        [&](const Json& name) { return !writes(schema, name); });
   };
-  return lacks(*a, At(*b, "required")) && lacks(*b, At(*a, "required"));
+  if (lacks(a, At(b, "required")) && lacks(b, At(a, "required"))) return Separation{};
+  Separation apart{{}, NameOfOne(b, a), NameOfOne(a, b)};
+  if (!apart.forbidden_by_a || !apart.forbidden_by_b) return std::nullopt;
+  return apart;
 }
 
 std::string SchemaWriter::Alternatives(const Json& whole, const std::string& keyword,
@@ -412,9 +439,16 @@ std::string SchemaWriter::Alternatives(const Json& whole, const std::string& key
       none = error.what();
     }
   }
+  // A value must not be of another branch as that was sent, so the branches are compared as sent.
+  std::vector<Json> narrowed;
+  for (const auto& branch : branches) narrowed.push_back(branch.first);
   for (size_t i = 0; keyword == "oneOf" && i < branches.size(); ++i) {
     for (size_t j = 0; j < i; ++j) {
-      if (Separate(&branches[i].first, &branches[j].first, path)) continue;
+      if (const auto apart = Separate(branches[i].first, branches[j].first, path)) {
+        Narrow(apart->required, apart->forbidden_by_a, &narrowed[i]);
+        Narrow(apart->required, apart->forbidden_by_b, &narrowed[j]);
+        continue;
+      }
       if (!relax_) {
         Fail(path,
              "oneOf is supported of schemas that differ in type, or in const or enum, or in the "
@@ -425,9 +459,9 @@ std::string SchemaWriter::Alternatives(const Json& whole, const std::string& key
     }
   }
   std::vector<std::string> ways;
-  for (const auto& [branch, place] : branches) {
+  for (size_t i = 0; i < branches.size(); ++i) {
     try {
-      ways.push_back(WriteWhole(branch, place));
+      ways.push_back(WriteWhole(narrowed[i], branches[i].second));
     } catch (const NoValue& error) {
       none = error.what();
     }

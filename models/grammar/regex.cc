@@ -205,7 +205,8 @@ class Writer {
       return all;
     }
     std::vector<std::string> parts;
-    std::string plain;  // characters that stand for themselves, in a row
+    size_t charged = 0;  // parts
+    std::string plain;   // characters that stand for themselves, in a row
     const auto end_plain = [&] {
       if (!plain.empty()) parts.push_back(EbnfText(std::exchange(plain, "")));
     };
@@ -228,7 +229,10 @@ class Writer {
         end_plain();
         parts.push_back(AnyText());
       }
-      SpendWork(64 * static_cast<int64_t>(parts.empty() ? 1 : parts.back().size()));
+      SpendWork(64);
+      for (; charged < parts.size(); ++charged) {
+        SpendWork(64 * static_cast<int64_t>(parts[charged].size()));
+      }
     }
     end_plain();
     return absl::StrJoin(parts, " ");

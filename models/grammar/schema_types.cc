@@ -28,9 +28,11 @@ std::string InQuotes(const std::string& body) { return absl::StrCat(R"("\"" )", 
 
 std::string Rule(const std::string& regex) { return RegexInEbnf(regex, RegexPlace::kAnswer).body; }
 
-// The count that a keyword gives, as maxItems; kNoEnd: the schema lacks the keyword.
+// The count that a keyword gives, as maxItems, kMaxCount at most; kNoEnd: the schema lacks the
+// keyword.
 int64_t CountOf(const Json& schema, const char* keyword) {
-  return schema.contains(keyword) ? static_cast<int64_t>(NumberOf(schema[keyword])) : kNoEnd;
+  if (!schema.contains(keyword)) return kNoEnd;
+  return static_cast<int64_t>(std::min(NumberOf(schema[keyword]), kMaxCount));
 }
 
 // The keyword about properties or items that a schema does not name.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -11,6 +12,9 @@
 #include "models/grammar/ebnf_rules.h"
 
 namespace fox {
+
+// The most characters, items or properties that a grammar counts.
+inline constexpr double kMaxCount = 1 << 20;
 
 // A schema is "plain" if it holds only keywords that assert something, their form is checked, and
 // `type` and `enum` are lists. It is "whole" if also $ref and allOf are merged into it. A `path` is
@@ -62,8 +66,13 @@ class SchemaWriter {
   std::string Body(const ExactJson& whole, const std::string& path);
   std::string Alternatives(const ExactJson& whole, const std::string& keyword,
                            const std::string& path);
-  // True if no value is of both schemas. May add names to their `required` to make it so.
-  bool Separate(ExactJson* a, ExactJson* b, const std::string& path);
+  // The properties that the schemas have to require and to forbid, so that no value of the one,
+  // with this, is of the other one without it; nullopt: none are known.
+  struct Separation {
+    std::optional<std::string> required, forbidden_by_a, forbidden_by_b;
+  };
+  std::optional<Separation> Separate(const ExactJson& a, const ExactJson& b,
+                                     const std::string& path);
 
   std::string Enum(const ExactJson& whole, const std::string& path);
   std::string Types(const ExactJson& whole, const std::string& path);

@@ -140,6 +140,27 @@ ZOD: dict[str, dict[str, typing.Any]] = {
     "old strict union": {**DRAFT7, "anyOf": [TEXT, {"not": {}}]},
 }
 
+# Kinds of schemas that people have published; github.com/guidance-ai/jsonschemabench has dozens of
+# each.
+PUBLISHED: dict[str, dict[str, typing.Any]] = {
+    "one of two names": {"type": "object", "properties": {"a": TEXT, "b": TEXT},
+                         "oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+    "one of three names": {"type": "object", "properties": {"a": TEXT, "b": TEXT, "c": TEXT},
+                           "oneOf": [{"required": [name]} for name in "abc"]},
+    "never in a branch": {"type": "object", "oneOf": [
+        {"properties": {"a": TEXT, "b": False}, "required": ["a"]},
+        {"properties": {"a": {"not": {}}, "b": TEXT}, "required": ["b"]}]},
+    "a branch without a value": {
+        "type": "object", "properties": {"k": {"enum": ["a", "b"]}}, "required": ["k"],
+        "oneOf": [{"properties": {"k": {"const": "a"}}}, {"properties": {"k": {"const": "c"}}}]},
+    "angle": {"type": "number", "minimum": -3.141592653589793, "maximum": 3.141592653589793},
+    "above nearly zero": {"type": "number", "exclusiveMinimum": 2.220446049250313e-16},
+    "integers of 32 bits as lengths": {
+        "type": "object", "properties": {"a": {**TEXT, "maxLength": 2147483647}, "b": {
+            "type": "array", "items": NUMBER, "maxItems": 9007199254740991}}},
+    "a path's pattern": {"type": "string", "pattern": r"^\S{1,3}/an-organization/a-repository/x$"},
+}
+
 # TypeBox's Type.Recursive; and names instead of pointers.
 _NODE = {"$id": "Node", **_object(value=NUMBER, nodes={"type": "array", "items": {"$ref": "Node"}})}
 NAMED: dict[str, dict[str, typing.Any]] = {

@@ -47,6 +47,28 @@ def vocabularies() -> dict[str, list[bytes]]:
             "bytes": [bytes([byte]) for byte in range(1, 256)]}
 
 
+# Texts of each format as people have them.
+TEXTS = {
+    "email": ["john.doe@my-example.com", "a+b@sub-domain.some-host.co.uk"],
+    "hostname": ["raw.githubusercontent.com", "my-very-long-hyphenated-name.example.com"],
+    "uri": ["https://example.com/a/b?c=d#e", "http://localhost:8080/x%20y", "mailto:a@b.org"],
+    "uri-reference": ["/a/b?c=d", "https://raw.githubusercontent.com/a/b/main/README.md"],
+    "uuid": ["123e4567-e89b-12d3-a456-426614174000"], "date": ["2026-11-30"],
+    "date-time": ["2026-11-30T23:59:59.123Z"], "time": ["23:59:59+02:00"],
+    "duration": ["P1DT2H3M"], "ipv4": ["192.168.100.1"], "ipv6": ["2001:db8::ff00:42:8329"]}
+
+
+def check_formats(walker: Walker) -> list[str]:
+    """The formats whose texts the grammar refuses, or for which it spends more than a token may."""
+    failed = []
+    for name, texts in TEXTS.items():
+        said = walker.ask("schema", json.dumps({"type": "string", "format": name}), walks=0,
+                          tries=[json.dumps(text) for text in texts])
+        if said.get("taken") != [-1] * len(texts):
+            failed.append(f"format {name}: {said.get('error', said.get('taken'))}")
+    return failed
+
+
 def random_schema(chance: random.Random) -> dict[str, Any]:
     """A schema of a string or a number, or of an array of them."""
     kind = chance.randrange(6)
@@ -112,6 +134,7 @@ def main() -> int:
                   f"{said.get('seconds', 0):.2f} s, {said.get('bytes', 0)} bytes compiled, at "
                   f"most {said.get('worst_steps', 0)} steps a token, "
                   f"{len(said.get('texts', []))} answers ended", flush=True)
+        failed += [f"{name}: {problem}" for problem in check_formats(walker)]
         ended = 0
         for _ in range(options.schemas * (5 if name == "bytes" else 1)):
             schema = random_schema(chance)

@@ -305,6 +305,13 @@ TEST(GrammarTest, RefusesHostileSources) {
       {{Kind::kJsonSchema, R"({"type": "array", "uniqueItems": true})"}, "uniqueItems"},
       {{Kind::kJsonSchema, R"({"oneOf": [{"type": "integer"}, {"enum": [2.0]}]})"}, "oneOf is"},
       {{Kind::kJsonSchema, R"({"oneOf": [{"type": "string"}, {"properties": {}}]})"}, "oneOf is"},
+      // {"z": 1} is of all three, although the first two would be written with k.
+      {{Kind::kJsonSchema, R"({"type": "object", "oneOf": [{"properties": {"k": {"const": 1}}},
+          {"properties": {"k": {"const": 2}}}, {"properties": {"z": {}}, "required": ["z"]}]})"},
+       "oneOf is"},
+      {{Kind::kJsonSchema, R"({"type": "object", "properties": {"a": {}, "b": {}}, "oneOf": [
+          {"required": ["a"]}, {"required": ["b"]}, {"required": ["a", "b"]}]})"},
+       "oneOf is"},
       {{Kind::kJsonSchema, R"({"oneOf": [
            {"type": "object", "required": ["k"], "properties": {"k": {"const": 1}}},
            {"type": "object", "properties": {"k": {"enum": [2, 1.0]}}}]})"},

@@ -142,7 +142,7 @@ class JsonSchemaTest(unittest.TestCase):
             "url": ["format"], "email": ["pattern"], "old set": ["uniqueItems"],
             "raw": [], "file": [], "lost": ["$ref"]}
         cases = {**generated_schemas.ZOD, **generated_schemas.NAMED, **generated_schemas.MCP,
-                 **generated_schemas.of_pydantic()}
+                 **generated_schemas.PUBLISHED, **generated_schemas.of_pydantic()}
         for name, schema in cases.items():
             with self.subTest(name, schema=schema):
                 answer = self.walks(schema, relax=True, walks=40)
