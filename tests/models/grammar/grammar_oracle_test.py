@@ -58,14 +58,22 @@ TEXTS = {
     "duration": ["P1DT2H3M"], "ipv4": ["192.168.100.1"], "ipv6": ["2001:db8::ff00:42:8329"]}
 
 
-def check_formats(walker: Walker) -> list[str]:
-    """The formats whose texts the grammar refuses, or for which it spends more than a token may."""
+# Texts of patterns as people write them.
+PATTERNS = {
+    r"^\w+\s+\w+$": ["hello world"], r"^[a-z]+( +[a-z]+)*$": ["a b  c", "word"],
+    r"^[a-z]+(-+[a-z]+)*$": ["a-long--slug"], r"^\d{3,}-\d+$": ["555-1234"],
+    r"^[a-zA-Z0-9._%+-]+@[a-zA-Z0-9.-]+\.[a-zA-Z]{2,}$": ["john.doe@example.com"]}
+
+
+def check_texts(walker: Walker) -> list[str]:
+    """The formats and patterns whose texts the grammar refuses, or spends too much for a token."""
     failed = []
-    for name, texts in TEXTS.items():
-        said = walker.ask("schema", json.dumps({"type": "string", "format": name}), walks=0,
-                          tries=[json.dumps(text) for text in texts])
-        if said.get("taken") != [-1] * len(texts):
-            failed.append(f"format {name}: {said.get('error', said.get('taken'))}")
+    for word, cases in (("format", TEXTS), ("pattern", PATTERNS)):
+        for name, texts in cases.items():
+            said = walker.ask("schema", json.dumps({"type": "string", word: name}), walks=0,
+                              tries=[json.dumps(text) for text in texts])
+            if said.get("taken") != [-1] * len(texts):
+                failed.append(f"{word} {name}: {said.get('error', said.get('taken'))}")
     return failed
 
 
@@ -134,7 +142,7 @@ def main() -> int:
                   f"{said.get('seconds', 0):.2f} s, {said.get('bytes', 0)} bytes compiled, at "
                   f"most {said.get('worst_steps', 0)} steps a token, "
                   f"{len(said.get('texts', []))} answers ended", flush=True)
-        failed += [f"{name}: {problem}" for problem in check_formats(walker)]
+        failed += [f"{name}: {problem}" for problem in check_texts(walker)]
         ended = 0
         for _ in range(options.schemas * (5 if name == "bytes" else 1)):
             schema = random_schema(chance)
