@@ -251,7 +251,8 @@ class Writer {
   std::string Term(RegexNode* term, Edge before, Edge behind) const {
     if (IsAnchor(*term))
       throw std::runtime_error("^ is supported at the beginning only, $ at the end");
-    if (term->kind == RegexNode::Kind::kSet) return Repeated(*term);
+    if (term->kind == RegexNode::Kind::kSet)
+      return absl::StrCat(Characters(term->set), Times(*term));
     if (!term->has_anchor) {
       const std::string one = Ways(term, Edge::kInside, Edge::kInside);
       return absl::StrCat("(", one, ")", Times(*term));
@@ -261,16 +262,6 @@ class Writer {
     RegexNode::Sequence none;
     return term->least == 1 ? one
                             : absl::StrCat("(", one, " | ", Terms(&none, before, behind), ")");
-  }
-
-  // A set and how often it stands there. Without an end it ends in a star: the library makes a rule
-  // of a plus, and behind a rule it parses each token by itself, which costs more than a token of
-  // 100,000 may.
-  std::string Repeated(const RegexNode& term) const {
-    const std::string set = Characters(term.set);
-    if (term.most != RegexNode::kNoEnd || term.least == 0) return absl::StrCat(set, Times(term));
-    const std::string least = term.least == 1 ? "" : absl::StrCat("{", term.least, "}");
-    return absl::StrCat(set, least, " ", set, "*");
   }
 
   static std::string Times(const RegexNode& term) {
