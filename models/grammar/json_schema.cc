@@ -371,32 +371,34 @@ std::optional<SchemaWriter::Separation> SchemaWriter::Separate(const Json& a, co
   if (AreDisjoint(a, b)) return Separation{};
   const Json object = Json::array({"object"});
   const auto writes_objects = [&](const Json& schema) {
-    return At(schema, "type") == object ||
-           (!schema.contains("type") && schema.contains("properties"));
+    if (schema.contains("type")) return At(schema, "type") == object;
+    const bool is_enough = schema.contains("enum") || schema.contains("anyOf") ||
+                           schema.contains("oneOf");  // of other types, too
+    return schema.contains("properties") && !is_enough;
   };
   if (!writes_objects(a) || !writes_objects(b)) return std::nullopt;
-  const auto has_value = [&](const Json& schema) {
+  const auto whole_of = [&](const Json& schema) -> std::optional<Json> {
     try {
-      Whole(schema, path);
-      return true;
+      return Whole(schema, path);
     } catch (const NoValue&) {
-      return false;
+      return std::nullopt;
     }
   };
   for (const auto& [one, other] : {std::pair(&a, &b), {&b, &a}}) {
     for (const auto& [name, value] : At(*one, "properties").items()) {
       const Json& there = At(At(*other, "properties"), name);
       if (there.is_null()) {
-        if (RequiresName(*one, name) && At(*other, "additionalProperties") == false) {
+        if (RequiresName(*one, name) && At(*other, "additionalProperties") == false &&
+            !other->contains("patternProperties")) {
           return Separation{};
         }
         continue;
       }
-      const bool here = has_value(value), beyond = has_value(there);
+      const std::optional<Json> here = whole_of(value), beyond = whole_of(there);
       if ((!here && RequiresName(*other, name)) || (!beyond && RequiresName(*one, name))) {
         return Separation{};
       }
-      if (here && beyond && AreDisjoint(Whole(value, path), Whole(there, path))) {
+      if (here && beyond && AreDisjoint(*here, *beyond)) {
         return Separation{name, {}, {}};
       }
     }

@@ -323,7 +323,7 @@ void SchemaWriter::ReadNames(const Json& whole, const std::string& path, Propert
     out->other_name = WriteName(names, PathTo(path, "propertyNames"));
     return;
   }
-  if (!is_list) return Drop(path, "propertyNames");
+  if (!is_list || names.size() > 2) return Drop(path, "propertyNames");
   std::set<std::string> listed;
   for (const Json& name : names["enum"]) {
     if (name.is_string()) listed.insert(name.get<std::string>());

@@ -47,6 +47,11 @@ TEST(XgrammarTest, ReadsGbnf) {
        "castle ::= \"O-O\" \"-O\"?\n",
        {"1. e4 e5\n2. O-O-O d5+\n"},
        {"1. e4 e5\n"}},
+      // A class that repeats in front of itself takes no character of the one behind it.
+      {"root ::= [a]* [a] [b]", {"ab", "aaab"}, {"b"}},
+      {"root ::= \"a\"* \"a\" \"b\"?", {"a", "aa", "aab"}, {"", "b"}},
+      {"root ::= \"a\"{2,} \"a\" \"b\"?", {"aaa", "aaaab"}, {"aa", "aab"}},
+      {"root ::= (\"x\"* \"x\"){3}", {"xxx", "xxxxx"}, {"xx"}},
       {"root ::= \"a\"{3} \"b\"{2,} \"c\"{0,2} [d]{0}",
        {"aaabb", "aaabbbcc"},
        {"aabb", "aaabbccc"}},
