@@ -149,7 +149,7 @@ bool RequiresName(const Json& schema, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// Adds to what the schema requires and forbids.
+// Narrow lets the schema require the one property and forbid the other one, where there are such.
 void Narrow(const std::optional<std::string>& required, const std::optional<std::string>& forbidden,
             Json* schema) {
   if (required && !RequiresName(*schema, *required)) (*schema)["required"].push_back(*required);
@@ -442,13 +442,13 @@ std::string SchemaWriter::Alternatives(const Json& whole, const std::string& key
     }
   }
   // A value must not be of another branch as that was sent, so the branches are compared as sent.
-  std::vector<Json> narrowed;
-  for (const auto& branch : branches) narrowed.push_back(branch.first);
+  std::vector<Json> sent;
   for (size_t i = 0; keyword == "oneOf" && i < branches.size(); ++i) {
+    sent.push_back(branches[i].first);
     for (size_t j = 0; j < i; ++j) {
-      if (const auto apart = Separate(branches[i].first, branches[j].first, path)) {
-        Narrow(apart->required, apart->forbidden_by_a, &narrowed[i]);
-        Narrow(apart->required, apart->forbidden_by_b, &narrowed[j]);
+      if (const auto apart = Separate(sent[i], sent[j], path)) {
+        Narrow(apart->required, apart->forbidden_by_a, &branches[i].first);
+        Narrow(apart->required, apart->forbidden_by_b, &branches[j].first);
         continue;
       }
       if (!relax_) {
@@ -461,9 +461,9 @@ std::string SchemaWriter::Alternatives(const Json& whole, const std::string& key
     }
   }
   std::vector<std::string> ways;
-  for (size_t i = 0; i < branches.size(); ++i) {
+  for (const auto& [branch, place] : branches) {
     try {
-      ways.push_back(WriteWhole(narrowed[i], branches[i].second));
+      ways.push_back(WriteWhole(branch, place));
     } catch (const NoValue& error) {
       none = error.what();
     }
