@@ -21,7 +21,7 @@ constexpr float kForgetting = 1, kRemembering = 9;
 
 struct ModelFlags {
   std::string dir;
-  int64_t layers = 24, hidden_size = 1536, heads = 24, vocab_size = 50277;
+  int64_t layers = 24, hidden_size = 1536, heads = 24, kv_heads = 0, vocab_size = 50277;
 };
 
 // How a tensor's values are sampled.
@@ -44,17 +44,21 @@ absl::Status Parse(const std::vector<std::string>& arguments, ModelFlags& values
   flags.Int("layers", "N", "layers", 1, 1024, &values.layers);
   flags.Int("hidden-size", "N", "width of the residual stream", 16, 1 << 16, &values.hidden_size);
   flags.Int("heads", "N", "attention heads", 1, 1024, &values.heads);
+  flags.Int("kv-heads", "N", "kv heads, each of which serves as many attention heads; 0: one each",
+            0, 1024, &values.kv_heads);
   flags.Int("vocab-size", "N", "tokens", 16, 1 << 20, &values.vocab_size);
   if (absl::Status s = ParseOrHelp(flags, arguments, "fox-bench make-model"); !s.ok()) return s;
   return Require(values.dir, "out");
 }
 
 std::string ConfigJson(const ModelFlags& flags) {
+  const int64_t kv_heads = flags.kv_heads == 0 ? flags.heads : flags.kv_heads;
   const nlohmann::ordered_json config = {{"model_type", "forgetting_transformer-project_fox"},
                                          {"vocab_size", flags.vocab_size},
                                          {"hidden_size", flags.hidden_size},
                                          {"num_hidden_layers", flags.layers},
                                          {"num_heads", flags.heads},
+                                         {"num_kv_heads", kv_heads},
                                          {"hidden_ratio", 3.5},
                                          {"intermediate_size", nullptr},
                                          {"hidden_act", "swish"},
@@ -75,22 +79,23 @@ std::string ConfigJson(const ModelFlags& flags) {
 
 std::vector<Tensor> TensorsOf(const ModelConfig& c) {
   const int64_t d = c.hidden_size, heads = c.num_heads, inner = c.intermediate_size;
+  const int64_t keys = c.kv_size();
   std::vector<Tensor> tensors = {{"model.embeddings.weight", {c.vocab_size, d}}};
   for (int n = 0; n < c.num_layers; ++n) {
     const std::string layer = absl::StrCat("model.layers.", n, "."), attn = layer + "attn.";
     tensors.push_back({layer + "attn_norm.weight", {d}, Fill::kNorm});
     tensors.push_back({attn + "q_proj.weight", {d, d}});
     for (const char* part : {"k_proj", "v_proj"}) {
-      tensors.push_back({attn + part + ".linear.weight", {d, d}});
-      tensors.push_back({attn + part + ".shift_proj.weight", {heads, d}});
+      tensors.push_back({attn + part + ".linear.weight", {keys, d}});
+      tensors.push_back({attn + part + ".shift_proj.weight", {c.num_kv_heads, d}});
     }
     tensors.push_back({attn + "o_proj.weight", {d, d}});
     tensors.push_back({attn + "ogate_proj.weight", {d, d}});
     tensors.push_back({attn + "fgate_proj.weight", {heads, d}});
     tensors.push_back({attn + "fgate_proj.bias", {heads}, Fill::kGateBias});
-    for (const char* part : {"q_norm", "k_norm", "output_norm"}) {
-      tensors.push_back({attn + part + ".weight", {d}, Fill::kNorm});
-    }
+    tensors.push_back({attn + "q_norm.weight", {d}, Fill::kNorm});
+    tensors.push_back({attn + "k_norm.weight", {keys}, Fill::kNorm});
+    tensors.push_back({attn + "output_norm.weight", {d}, Fill::kNorm});
     tensors.push_back({layer + "mlp_norm.weight", {d}, Fill::kNorm});
     tensors.push_back({layer + "mlp.gate_proj.weight", {2 * inner, d}});
     tensors.push_back({layer + "mlp.down_proj.weight", {d, inner}});

@@ -1,5 +1,6 @@
-// The m16n8k16 tensor core product (mma.sync, bf16 in, float32 sums) and the loads of its operands
-// from shared memory (ldmatrix), and operands from e4m3 codes. Portable to compute capability 8.0.
+// The m16n8k16 tensor core product (mma.sync, bf16 or float16 in, float32 sums) and the loads of
+// its operands from shared memory (ldmatrix), and operands from e4m3 codes. Portable to compute
+// capability 8.0.
 #pragma once
 
 #include <cstdint>
@@ -54,6 +55,15 @@ __device__ __forceinline__ uint32_t WidenCodes(uint32_t codes, bool upper) {
 __device__ __forceinline__ void MultiplyAdd(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                             uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// The same of float16.
+__device__ __forceinline__ void MultiplyAddFloat16(float (&c)[4], const uint32_t (&a)[4],
+                                                   uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));

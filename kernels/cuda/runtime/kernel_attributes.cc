@@ -82,12 +82,12 @@ cudaError_t AllowDynamicSmem(const void* kernel, int bytes) {
   });
 }
 
-cudaError_t ResidentBlocks(const void* kernel, int threads, int* blocks) {
+cudaError_t ResidentBlocks(const void* kernel, int threads, size_t bytes, int* blocks) {
   return AskOnce(kernel, blocks, [&](int* resident) {
     int sms = 0, per_sm = 0;
     cudaError_t error = CountMultiprocessors(&sms);
     if (error == cudaSuccess) {
-      error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, threads, 0);
+      error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, threads, bytes);
     }
     *resident = sms * per_sm;
     return error;

@@ -44,9 +44,9 @@ cudaError_t AllowDynamicSmem(const void* kernel) {
   return AllowDynamicSmem(kernel, static_cast<int>(kBytes));
 }
 
-// The number of blocks of `threads` threads, without dynamic shared memory, that the device holds
-// at once. REQUIRES: the same number of threads every time.
-cudaError_t ResidentBlocks(const void* kernel, int threads, int* blocks);
+// The number of blocks of `threads` threads, with `bytes` of dynamic shared memory each, that the
+// device holds at once. REQUIRES: the same numbers every time.
+cudaError_t ResidentBlocks(const void* kernel, int threads, size_t bytes, int* blocks);
 
 // The number of clusters of `size` blocks, with `bytes` of dynamic shared memory each, that the
 // device holds at once. REQUIRES: the same numbers every time.

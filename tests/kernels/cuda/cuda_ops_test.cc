@@ -194,9 +194,35 @@ TEST(CudaOpsTest, PaperDropsNothingWithoutQkNorm) {
   }
 }
 
+// Values whose magnitudes differ from token to token by up to 2^40, and queries and keys far from
+// one, with the same products.
+void Spread(HeadInputs& inputs) {
+  const int64_t hidden = inputs.shape.hidden(), keys = inputs.shape.kv();
+  for (int64_t row = 0; row < inputs.length; ++row) {
+    for (int64_t m = 0; m < hidden; ++m) inputs.at(row, m) *= 0x1p-40;
+    for (int64_t m = 0; m < keys; ++m) {
+      inputs.at(row, hidden + m) *= 0x1p40;
+      inputs.at(row, hidden + keys + m) *= std::ldexp(1.0, static_cast<int>(row * 7 % 41) - 20);
+    }
+  }
+}
+
 // Pages in 8 bits give the same bits of outputs, sums and decisions as pages in bf16, which hold
 // the rounded keys and values exactly. (Computed keys: cuda_ops_chunks_test.)
 TEST(CudaOpsTest, PagesOf8BitsEqualOthersOfRoundedKeysAndValues) {
+  for (const int head_dim : {16, 32, 64, 128}) {
+    for (const int kv_heads : {1, 2, 4}) {
+      HeadInputs inputs =
+          Inputs({4, kv_heads, head_dim, false, false, false}, 1100, 41, {0, 2, 4, 9});
+      Spread(inputs);
+      HeadInputs rounded = inputs;
+      RoundToE4M3(rounded);
+      const RunOptions options{.chunks = {300, 1, 1, 1, 256, 64, 1}};
+      SCOPED_TRACE(::testing::Message() << head_dim << ' ' << kv_heads << ", spread");
+      EXPECT_EQ(RunOnGpu(inputs, options, false, DType::kE4M3).bits(),
+                RunOnGpu(rounded, options, false).bits());
+    }
+  }
   for (const int head_dim : {16, 32, 64, 128}) {
     for (const int kv_heads : {1, 2, 4}) {
       HeadShape shape{4, kv_heads, head_dim, false, false, false};

@@ -1,73 +1,38 @@
-// How a warp processes a half page for up to eight query heads of its kv head: which lane holds
-// what, the loads into registers, and the tensor core products. For groups.cu only.
+// A warp's half page of keys and values, for up to eight query heads of their kv head: which lane
+// has what, and how it comes from memory. For groups.cu only.
 //
 // With r = lane / 4 and c = lane % 4 a lane has the logits of query r and of keys 8c .. 8c + 7 of
 // the half page. Products: S[query, key] = Q K', then O'[dim, query] += V' P'. Keys and dims are
-// assigned to rows and columns such that keys and values go from memory into registers unchanged,
-// 16 bytes per lane, and the weights stay in the registers in which they are computed.
+// assigned to rows and columns such that keys and values enter the products as they lie in memory,
+// eight dims per lane, and the weights stay in the registers in which they are computed.
 #pragma once
 
 #include <cuda_runtime.h>
 
-#include <cfloat>
-#include <cmath>
 #include <cstdint>
 
 #include "kernels/cuda/attention/decode/splits.cuh"
 #include "kernels/cuda/primitives/page_part.cuh"
 #include "kernels/cuda/primitives/warp.cuh"
-#include "kernels/cuda/ptx/fast_math.cuh"
+#include "kernels/cuda/ptx/copy_async.cuh"
 #include "kernels/cuda/ptx/global_memory.cuh"
-#include "kernels/cuda/ptx/mma_sm80.cuh"
+#include "kernels/cuda/ptx/shared_memory.cuh"
 
 namespace fox::cuda::decode {
 
 template <int kHeadDim>
 struct GroupLayout {
   static constexpr int kLaneKeys = 8;  // whose logits and values a lane has
-  // Keys: keys[j][i] is dims 32 i + 8 c .. + 7 of key r / 2 * 8 + 2 j + r % 2.
+  // Keys: part (j, i) is dims 32 i + 8 c .. + 7 of key r / 2 * 8 + 2 j + r % 2.
   static constexpr int kKeyRows = 4, kKeyParts = kHeadDim / 32;
-  // Values: values[k][i] is dims 64 i + 8 r .. + 7 of key 8 c + k.
+  // Values: part (k, i) is dims 64 i + 8 r .. + 7 of key 8 c + k.
   static constexpr int kValueParts = kHeadDim / 64;
-  // Blocks on an SM that the registers must allow.
-  static constexpr int kBlocks = kHeadDim == 128 ? 2 : 3;
 };
 
-// Each lane's query, and the place of its keys.
+// Each lane's query, the place of its keys, and the first of the keys whose parts it multiplies.
 __device__ inline int LaneQuery() { return Lane() / 4; }
 __device__ inline int LaneFirstKey() { return Lane() % 4 * 8; }
-
-template <int kHeadDim, typename Part>
-struct GroupTile {
-  using L = GroupLayout<kHeadDim>;
-  static constexpr int kRowBytes = kHeadDim * kElementBytes<Part>;
-  Part keys[L::kKeyRows][L::kKeyParts];
-  Part values[L::kLaneKeys][L::kValueParts];
-};
-
-// load(from, to) for each part of a lane's rows: row j is kStep * j after the lane's first, at
-// most its `last`; memory past the valid keys is never read (it may be NaN).
-template <int kStep, int kRowBytes, int kPartBytes, int kRows, int kParts, typename Part,
-          typename Load>
-__device__ __forceinline__ void ForRows(const char* first, int last, bool whole,
-                                        Part (&rows)[kRows][kParts], const Load& load) {
-  if (whole) {
-#pragma unroll
-    for (int j = 0; j < kRows; ++j) {
-#pragma unroll
-      for (int i = 0; i < kParts; ++i) {
-        load(first + j * kStep * kRowBytes + i * kPartBytes, rows[j][i]);
-      }
-    }
-  } else {
-#pragma unroll
-    for (int j = 0; j < kRows; ++j) {
-      const char* row = first + min(j * kStep, last) * kRowBytes;
-#pragma unroll
-      for (int i = 0; i < kParts; ++i) load(row + i * kPartBytes, rows[j][i]);
-    }
-  }
-}
+__device__ inline int LaneKeyRow() { return LaneQuery() / 2 * 8 + LaneQuery() % 2; }
 
 template <int kRowBytes>
 __device__ inline const char* HalfPageBegin(const void* pool, const HalfPage& half_page) {
@@ -76,269 +41,175 @@ __device__ inline const char* HalfPageBegin(const void* pool, const HalfPage& ha
   return static_cast<const char*>(pool) + row * kRowBytes;
 }
 
-template <int kHeadDim, typename Part, typename Load>
-__device__ __forceinline__ void ForKeys(const Decode& a, const HalfPage& half_page, bool whole,
-                                        GroupTile<kHeadDim, Part>& tile, const Load& load) {
-  constexpr int kRowBytes = GroupTile<kHeadDim, Part>::kRowBytes, kBytes = sizeof(Part);
-  const int key = LaneQuery() / 2 * 8 + LaneQuery() % 2;
-  const char* first =
-      HalfPageBegin<kRowBytes>(a.kv.keys, half_page) + key * kRowBytes + Lane() % 4 * kBytes;
-  ForRows<2, kRowBytes, 4 * kBytes>(first, max(half_page.valid - 1, 0) - key, whole, tile.keys,
-                                    load);
-}
-
-template <int kHeadDim, typename Part, typename Load>
-__device__ __forceinline__ void ForValues(const Decode& a, const HalfPage& half_page, bool whole,
-                                          GroupTile<kHeadDim, Part>& tile, const Load& load) {
-  constexpr int kRowBytes = GroupTile<kHeadDim, Part>::kRowBytes, kBytes = sizeof(Part);
-  const int key = LaneFirstKey();
-  const char* first =
-      HalfPageBegin<kRowBytes>(a.kv.values, half_page) + key * kRowBytes + LaneQuery() * kBytes;
-  ForRows<1, kRowBytes, 8 * kBytes>(first, max(half_page.valid - 1, 0) - key, whole, tile.values,
-                                    load);
-}
-
+// The tile of a warp: holds a half page, then the next one. All members are called by the warp.
+// Memory past the valid keys is never read, because it may be NaN: what stands in its place is
+// finite.
 template <int kHeadDim, typename Part>
-__device__ __forceinline__ void LoadKeys(const Decode& a, const HalfPage& half_page,
-                                         GroupTile<kHeadDim, Part>& tile) {
-  ForKeys(a, half_page, half_page.valid == kHalfPageKeys, tile,
-          [](const char* from, Part& to) { to = LoadOnce<Part>(from); });
-}
+class GroupTile;
 
-template <int kHeadDim, typename Part>
-__device__ __forceinline__ void LoadValues(const Decode& a, const HalfPage& half_page,
-                                           GroupTile<kHeadDim, Part>& tile) {
-  ForValues(a, half_page, half_page.valid == kHalfPageKeys, tile,
-            [](const char* from, Part& to) { to = LoadOnce<Part>(from); });
-}
-
-// As LoadTileAgain in loads.cuh.
-template <int kHeadDim, typename Part>
-__device__ __forceinline__ void LoadAgain(const Decode& a, const HalfPage& half_page,
-                                          GroupTile<kHeadDim, Part>& tile) {
-  const auto load = [](const char* from, Part& to) {
-    to = LoadCoherent(reinterpret_cast<const Part*>(from));
-  };
-  ForKeys(a, half_page, false, tile, load);
-  ForValues(a, half_page, false, tile, load);
-}
-
-// The gates of a half page for the lane's query: of its page, and of the lane's keys; in pages with
-// exponents, also the exponents of the lane's keys and values, a byte each.
-struct GroupGate {
-  double base;
-  float local[8];
-  uint2 key_exponents, value_exponents;
-};
-
-__device__ __forceinline__ float PowerOf(const uint2& exponents, int k) {
-  return PowerOfTwo(static_cast<int8_t>((k < 4 ? exponents.x : exponents.y) >> k % 4 * 8));
-}
-
-// The lane's query head among the `heads` that are computed together; past them, the last one.
-__device__ inline int LaneHead(int heads) { return min(LaneQuery(), heads - 1); }
-
-__device__ inline const float* LaneGates(const Decode& a, const SeqHead& seq_head,
-                                         const HalfPage& half_page, int64_t& summary) {
-  summary = Summary(a, half_page.page, seq_head) + LaneHead(NumHeads(a, seq_head.group_head));
-  return a.kv.LogFOffsets<float>(summary) + half_page.half * kHalfPageKeys;
-}
-
-template <typename Part>
-__device__ __forceinline__ GroupGate LoadGroupGate(const Decode& a, const SeqHead& seq_head,
-                                                   const HalfPage& half_page) {
-  int64_t summary;
-  const float* local = LaneGates(a, seq_head, half_page, summary) + LaneFirstKey();
-  GroupGate gate;
-  gate.base = LoadCoherent(a.kv.page_cum_log_f + summary);
-#pragma unroll
-  for (int k = 0; k < 8; k += 4) {
-    const float4 part = LoadCoherent(reinterpret_cast<const float4*>(local + k));
-    gate.local[k] = part.x;
-    gate.local[k + 1] = part.y;
-    gate.local[k + 2] = part.z;
-    gate.local[k + 3] = part.w;
-  }
-  if constexpr (kHasExponents<Part>) {
-    const int token = half_page.half * kHalfPageKeys + LaneFirstKey();
-    const auto load = [](const int8_t* from) {
-      return LoadCoherent(reinterpret_cast<const uint2*>(from));
-    };
-    gate.key_exponents = load(a.kv.KeyExponent(half_page.page, token));
-    gate.value_exponents = load(a.kv.ValueExponent(half_page.page, token));
-  }
-  return gate;
-}
-
-template <typename Part>
-__device__ __forceinline__ void PrefetchGroupGates(const Decode& a, const SeqHead& seq_head,
-                                                   const HalfPage& half_page) {
-  int64_t summary;
-  Prefetch(LaneGates(a, seq_head, half_page, summary));
-  Prefetch(a.kv.page_cum_log_f + summary);
-  if constexpr (kHasExponents<Part>) Prefetch(a.kv.KeyExponent(half_page.page, 0));
-}
-
-// A warp's copy of a seq_head's query heads in shared memory, as KeptSeqHead for one.
+// Pages in bf16: in registers. The next half page is loaded when this one's values have been used:
+// the compiler waits for all loads at the top of the loop, so earlier keys would gain nothing.
 template <int kHeadDim>
-struct KeptGroup {
-  SeqHead seq_head;
-  int heads;
-  double base[8];
-  float local[8];
-  uint4 q[8][kHeadDim / 8];
+class GroupTile<kHeadDim, uint4> {
+ public:
+  struct Room {};  // in shared memory
+  __device__ __forceinline__ explicit GroupTile(Room& /*room*/) {}
 
-  struct Words {
-    double base;
-    float local;
-    uint4 q[kHeadDim / 32];
-  };
-  // Loads AppendDecode's output for the seq_head; lanes past the last head load the last head's.
-  static __device__ Words LoadRow(const Decode& a, const SeqHead& taken) {
-    const int last = NumHeads(a, taken.group_head) - 1;
-    const int64_t own = Summary(a, taken.own, taken) + min(Lane() % 8, last);
-    const uint16_t* rows = static_cast<const uint16_t*>(a.params.q.data) +
-                           taken.row * a.params.q.row_stride + taken.head * kHeadDim;
-    Words row;
-#pragma unroll
-    for (int i = 0; i < kHeadDim / 32; ++i) {
-      const int at = i * kWarp + Lane(), head = at / (kHeadDim / 8), part = at % (kHeadDim / 8);
-      row.q[i] = LoadCoherent(
-          reinterpret_cast<const uint4*>(rows + min(head, last) * kHeadDim + part * 8));
-    }
-    row.base = LoadCoherent(a.kv.page_cum_log_f + own);
-    row.local = LoadCoherent(a.kv.LogFOffsets<float>(own) + (taken.length - 1) % kPageTokens);
-    return row;
+  __device__ __forceinline__ void Load(const Decode& a, const HalfPage& half_page) {
+    ForParts(a, half_page, half_page.valid == kHalfPageKeys,
+             [](const char* from, uint4& to) { to = LoadOnce(from); });
+  }
+  // As LoadTileAgain in loads.cuh.
+  __device__ __forceinline__ void LoadAgain(const Decode& a, const HalfPage& half_page) {
+    ForParts(a, half_page, false, [](const char* from, uint4& to) {
+      to = LoadCoherent(reinterpret_cast<const uint4*>(from));
+    });
   }
 
-  // Stores the rows of `seq_head`, by the warp.
-  __device__ void Take(const Decode& a, const Words& row) {
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < kHeadDim / 32; ++i) {
-      const int at = i * kWarp + Lane();
-      q[at / (kHeadDim / 8)][at % (kHeadDim / 8)] = row.q[i];
-    }
-    if (Lane() < 8) {
-      base[Lane()] = row.base;
-      local[Lane()] = row.local;
-    }
-    if (Lane() == 0) heads = NumHeads(a, seq_head.group_head);
-    __syncwarp();
+  // Return when the keys, or the values, are there.
+  __device__ __forceinline__ void WaitForKeys() const {}
+  __device__ __forceinline__ void WaitForValues() const {}
+  __device__ __forceinline__ const uint4& Key(int j, int i) const { return keys_[j][i]; }
+  __device__ __forceinline__ const uint4& Value(int k, int i) const { return values_[k][i]; }
+  // Request the next half page's, in the place of those that have been used.
+  __device__ __forceinline__ void NextKeys(const Decode& /*a*/, const HalfPage& /*next*/) {}
+  __device__ __forceinline__ void NextValues(const Decode& a, const HalfPage& next, bool more) {
+    if (more) Load(a, next);
   }
-  __device__ void Load(const Decode& a) { Take(a, LoadRow(a, seq_head)); }
-};
 
-// A running softmax, logits in log2 units: `max` and `sum` are of the lane's query, `sum` the
-// lane's share. out[4 i + p]: dims 64 i + 8 r + 2 p of queries 2 c and 2 c + 1, then the next dim.
-template <int kHeadDim>
-struct GroupSoftmax {
-  float max = -FLT_MAX;  // finite, so that a half page without keys changes nothing
-  float sum = 0;
-  float out[kHeadDim / 16][4] = {};
-};
-
-// A lane's weights as pairs of bf16, and the remainders of the float32: together 16 bits.
-struct GroupWeights {
-  uint32_t high[4], low[4];
-};
-
-// The product q.k of the lane's query and keys, without exponents.
-template <int kHeadDim, typename Part>
-__device__ __forceinline__ void QueryProducts(const KeptGroup<kHeadDim>& kept,
-                                              const GroupTile<kHeadDim, Part>& tile,
-                                              float (&product)[8]) {
+ private:
   using L = GroupLayout<kHeadDim>;
-#pragma unroll
-  for (int j = 0; j < L::kKeyRows; ++j) {
-    float sums[4] = {};
-#pragma unroll
-    for (int i = 0; i < L::kKeyParts; ++i) {
-      const uint4 q = kept.q[LaneQuery()][i * 4 + Lane() % 4], k = WidenPart(tile.keys[j][i]);
-      MultiplyAdd(sums, {q.x, 0, q.y, 0}, k.x, k.y);
-      MultiplyAdd(sums, {q.z, 0, q.w, 0}, k.z, k.w);
-    }
-    product[2 * j] = sums[0];
-    product[2 * j + 1] = sums[1];
-  }
-}
+  static constexpr int kRowBytes = kHeadDim * kElementBytes<uint4>;
 
-// Adds a half page's first `valid` keys to `softmax`; returns the weights of the lane's values,
-// with their exponents.
-template <int kHeadDim, typename Part>
-__device__ __forceinline__ GroupWeights GroupScoresToProbs(const KeptGroup<kHeadDim>& kept,
-                                                           const GroupTile<kHeadDim, Part>& tile,
-                                                           const GroupGate& gate, int valid,
-                                                           GroupSoftmax<kHeadDim>& softmax) {
-  const float scale = kLog2E * (1.0f / sqrtf(static_cast<float>(kHeadDim)));
-  const int r = LaneQuery(), first = LaneFirstKey();
-  float logit[8];
-  QueryProducts(kept, tile, logit);
-  const float decay = static_cast<float>(kept.base[r] - gate.base), local = kept.local[r];
-  float max = softmax.max;
-#pragma unroll
-  for (int k = 0; k < 8; ++k) {
-    const float of_key = __fmul_rn(__fadd_rn(decay, __fsub_rn(local, gate.local[k])), kLog2E);
-    if constexpr (kHasExponents<Part>) logit[k] *= PowerOf(gate.key_exponents, k);
-    logit[k] = first + k < valid ? fmaf(logit[k], scale, of_key) : -INFINITY;
-    max = fmaxf(max, logit[k]);
+  // load(from, to) for each part of the lane.
+  template <typename Load>
+  __device__ __forceinline__ void ForParts(const Decode& a, const HalfPage& half_page, bool whole,
+                                           const Load& load) {
+    const int last = max(half_page.valid - 1, 0);
+    const char* keys = HalfPageBegin<kRowBytes>(a.kv.keys, half_page);
+    const char* values = HalfPageBegin<kRowBytes>(a.kv.values, half_page);
+    ForRows<2, 64>(keys + LaneKeyRow() * kRowBytes + Lane() % 4 * 16, last - LaneKeyRow(), whole,
+                   keys_, load);
+    ForRows<1, 128>(values + LaneFirstKey() * kRowBytes + LaneQuery() * 16, last - LaneFirstKey(),
+                    whole, values_, load);
   }
-  max = QuadMax(max);
-  const float rescale = exp2f(softmax.max - max);
-  softmax.max = max;
-  softmax.sum = __fmul_rn(softmax.sum, rescale);
-  GroupWeights weights;
-#pragma unroll
-  for (int k = 0; k < 8; k += 2) {
-    float x = exp2f(logit[k] - max), y = exp2f(logit[k + 1] - max);
-    softmax.sum = __fadd_rn(__fadd_rn(softmax.sum, x), y);
-    if constexpr (kHasExponents<Part>) {  // exponents past the valid keys may be anything
-      x = first + k < valid ? x * PowerOf(gate.value_exponents, k) : 0;
-      y = first + k + 1 < valid ? y * PowerOf(gate.value_exponents, k + 1) : 0;
-    }
-    const uint32_t high = PackBf16(x, y);
-    weights.high[k / 2] = high;
-    weights.low[k / 2] = PackBf16(__fsub_rn(x, Low(high)), __fsub_rn(y, High(high)));
-  }
-  const float even = FromLane(rescale, Lane() % 4 * 8), odd = FromLane(rescale, Lane() % 4 * 8 + 4);
-#pragma unroll
-  for (auto& out : softmax.out) {
-    out[0] = __fmul_rn(out[0], even);
-    out[1] = __fmul_rn(out[1], odd);
-    out[2] = __fmul_rn(out[2], even);
-    out[3] = __fmul_rn(out[3], odd);
-  }
-  return weights;
-}
 
-template <int kHeadDim, typename Part>
-__device__ __forceinline__ void AddGroupValues(const GroupWeights& weights,
-                                               const GroupTile<kHeadDim, Part>& tile,
-                                               GroupSoftmax<kHeadDim>& softmax) {
-  using L = GroupLayout<kHeadDim>;
-  const auto word = [](const uint4& x, int p) {
-    return p == 0 ? x.x : p == 1 ? x.y : p == 2 ? x.z : x.w;
-  };
+  // Row j is kStep * j after the lane's first, at most its `last`; with `whole` all are valid.
+  template <int kStep, int kPartBytes, int kRows, int kParts, typename Load>
+  static __device__ __forceinline__ void ForRows(const char* first, int last, bool whole,
+                                                 uint4 (&rows)[kRows][kParts], const Load& load) {
+    if (whole) {
 #pragma unroll
-  for (int s = 0; s < 2; ++s) {
+      for (int j = 0; j < kRows; ++j) {
 #pragma unroll
-    for (int i = 0; i < L::kValueParts; ++i) {
-      uint4 wide[4];  // of the lane's keys 4 s .. 4 s + 3
+        for (int i = 0; i < kParts; ++i) {
+          load(first + j * kStep * kRowBytes + i * kPartBytes, rows[j][i]);
+        }
+      }
+    } else {
 #pragma unroll
-      for (int k = 0; k < 4; ++k) wide[k] = WidenPart(tile.values[4 * s + k][i]);
+      for (int j = 0; j < kRows; ++j) {
+        const char* row = first + min(j * kStep, last) * kRowBytes;
 #pragma unroll
-      for (int p = 0; p < 4; ++p) {
-        uint32_t v[4];
-#pragma unroll
-        for (int k = 0; k < 4; ++k) v[k] = word(wide[k], p);
-        const uint32_t dims[4] = {__byte_perm(v[0], v[1], 0x5410), __byte_perm(v[0], v[1], 0x7632),
-                                  __byte_perm(v[2], v[3], 0x5410), __byte_perm(v[2], v[3], 0x7632)};
-        float(&out)[4] = softmax.out[4 * i + p];
-        MultiplyAdd(out, dims, weights.high[2 * s], weights.high[2 * s + 1]);
-        MultiplyAdd(out, dims, weights.low[2 * s], weights.low[2 * s + 1]);
+        for (int i = 0; i < kParts; ++i) load(row + i * kPartBytes, rows[j][i]);
       }
     }
   }
-}
+
+  uint4 keys_[L::kKeyRows][L::kKeyParts];
+  uint4 values_[L::kLaneKeys][L::kValueParts];
+};
+
+// Pages in 8 bits: in shared memory, where the next keys are copied as soon as these have been
+// used, and the next values likewise. Their arithmetic takes as long as memory, so that the copies
+// have to go on meanwhile; and without a tile in registers an SM holds a block more.
+template <int kHeadDim>
+class GroupTile<kHeadDim, uint2> {
+  static constexpr int kPiece = 16, kLine = 128;  // bytes that a lane copies at once; of all banks
+  static constexpr int kPartBytes = sizeof(uint2);
+  static constexpr int kRowPieces = kHeadDim / kPiece;
+
+ public:
+  struct Room {
+    alignas(128) unsigned char keys[kHalfPageKeys * kHeadDim];
+    alignas(128) unsigned char values[kHalfPageKeys * kHeadDim];
+  };
+  __device__ __forceinline__ explicit GroupTile(Room& room) : room_(room) {}
+
+  __device__ __forceinline__ void Load(const Decode& a, const HalfPage& half_page) {
+    CopyRows(a.kv.keys, half_page, room_.keys);
+    CopyRows(a.kv.values, half_page, room_.values);
+  }
+  __device__ __forceinline__ void LoadAgain(const Decode& a, const HalfPage& half_page) {
+    Wait<0>();
+    Load(a, half_page);
+  }
+
+  __device__ __forceinline__ void WaitForKeys() {
+    Wait<1>();
+    const int lane = OpaqueThreadIdx() % kWarp;
+    at_ = Place(lane / 8 * 8 + lane / 4 % 2, lane % 4 * kPartBytes);  // LaneKeyRow's
+  }
+  __device__ __forceinline__ void WaitForValues() {
+    Wait<1>();
+    const int lane = OpaqueThreadIdx() % kWarp;
+    at_ = Place(lane % 4 * 8, lane / 4 * kPartBytes);
+  }
+  __device__ __forceinline__ uint2 Key(int j, int i) const {
+    return PartAt(room_.keys, Place(2 * j, 4 * i * kPartBytes));
+  }
+  __device__ __forceinline__ uint2 Value(int k, int i) const {
+    return PartAt(room_.values, Place(k, 8 * i * kPartBytes));
+  }
+  __device__ __forceinline__ void NextKeys(const Decode& a, const HalfPage& next) {
+    __syncwarp();
+    CopyRows(a.kv.keys, next, room_.keys);
+  }
+  __device__ __forceinline__ void NextValues(const Decode& a, const HalfPage& next, bool /*more*/) {
+    __syncwarp();
+    CopyRows(a.kv.values, next, room_.values);
+  }
+
+ private:
+  // Where a byte of a row lies. The pieces of 128 bytes, which are one row or two, are permuted
+  // such that lanes that read at the same time use different banks.
+  static __device__ __forceinline__ int Place(int row, int byte) {
+    constexpr int kLineRows = kLine / kHeadDim;
+    const int turn = row / 8 * 2 ^ (kLineRows == 1 ? row % 2 * 4 : 0);
+    const int at = row % kLineRows * kHeadDim + byte;
+    return row / kLineRows * kLine + (at / kPiece ^ turn) * kPiece + at % kPiece;
+  }
+  // The part that lies `away` from the lane's first one: Place is linear in the bits of its
+  // arguments, of which the lane's and `away`'s are different ones.
+  __device__ __forceinline__ uint2 PartAt(const unsigned char* rows, int away) const {
+    return *reinterpret_cast<const uint2*>(rows + (at_ ^ away % kLine) + away / kLine * kLine);
+  }
+
+  // Starts copying rows, as one group of copies; zeros instead of those past the valid keys.
+  static __device__ __forceinline__ void CopyRows(const void* pool, const HalfPage& half_page,
+                                                  unsigned char* to) {
+    constexpr int kRowsAtOnce = kWarp / kRowPieces;
+    const int lane = OpaqueThreadIdx() % kWarp;  // addresses would take registers between the calls
+    const char* from = HalfPageBegin<kHeadDim>(pool, half_page) + lane * kPiece;
+    const uint32_t shared = SharedAddress(to);
+#pragma unroll
+    for (int n = 0; n < kRowPieces; ++n) {
+      const int row = n * kRowsAtOnce + lane / kRowPieces;
+      CopyAsync16OrZero(shared + Place(row, lane % kRowPieces * kPiece), from + n * kWarp * kPiece,
+                        row < half_page.valid);
+    }
+    CommitCopies();
+  }
+
+  // Returns when all but the last kPending groups of copies are there for all lanes.
+  template <int kPending>
+  static __device__ __forceinline__ void Wait() {
+    WaitCopies<kPending>();
+    __syncwarp();
+  }
+
+  Room& room_;
+  int at_ = 0;  // where the lane's first key or value lies; not kept in between, to save registers
+};
 
 }  // namespace fox::cuda::decode

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "kernels/cuda/attention/decode/group_softmax.cuh"
 #include "kernels/cuda/attention/decode/group_tile.cuh"
 #include "kernels/cuda/attention/decode/loads.cuh"
 #include "kernels/cuda/attention/decode/splits.cuh"
@@ -26,17 +27,19 @@ static_assert(kWarp % kMergeDepth == 0);
 // The warps' parts of a split.
 template <int kHeadDim>
 struct GroupParts {
-  alignas(16) float out[kWarps][kHeads][kHeadDim];
+  // Rows begin at different banks, for Put.
+  alignas(16) float out[kWarps][kHeads][kHeadDim + 4];
   float max[kWarps][kHeads];
   float sum[kWarps][kHeads];
 
-  // The calling warp's part; a barrier must follow.
-  __device__ void Put(const GroupSoftmax<kHeadDim>& softmax) {
+  // The calling warp's part of `heads` heads; a barrier must follow.
+  __device__ void Put(const GroupSoftmax<kHeadDim>& softmax, int heads) {
     const int r = LaneQuery(), c = Lane() % 4;
 #pragma unroll
-    for (int i = 0; i < kHeadDim / 64; ++i) {
+    for (int q = 0; q < 2; ++q) {
+      if (2 * c + q >= heads) continue;
 #pragma unroll
-      for (int q = 0; q < 2; ++q) {
+      for (int i = 0; i < kHeadDim / 64; ++i) {
         float4* to = reinterpret_cast<float4*>(&out[Warp()][2 * c + q][64 * i + 8 * r]);
 #pragma unroll
         for (int p = 0; p < 4; p += 2) {
@@ -68,11 +71,12 @@ struct GroupParts {
   }
 };
 
-template <int kHeadDim>
+template <int kHeadDim, typename Part>
 struct GroupShared {
   static constexpr int kBuffers = kHeadDim == 128 ? 1 : 2;  // two: one barrier a split is enough
+  typename GroupTile<kHeadDim, Part>::Room tiles[kWarps];
   GroupParts<kHeadDim> split[kBuffers];
-  KeptGroup<kHeadDim> seq_heads[kWarps][2];
+  KeptGroup<kHeadDim, Part> seq_heads[kWarps][2];
 };
 
 template <int kHeadDim>
@@ -91,8 +95,8 @@ __device__ float2* PartialOf(const Decode& a, int split, int head) {
 
 // Merges the warps' parts of a split: into the output if the seq_head has no other split, else as
 // partial results. Every fourth head is a warp's own.
-template <int kHeadDim>
-__device__ void FinishSplit(const Decode& a, const KeptGroup<kHeadDim>& kept, int split,
+template <int kHeadDim, typename Part>
+__device__ void FinishSplit(const Decode& a, const KeptGroup<kHeadDim, Part>& kept, int split,
                             const GroupSoftmax<kHeadDim>& softmax, GroupParts<kHeadDim>& parts) {
   using W = LaneWords<kHeadDim>;
   const SeqHead& seq_head = kept.seq_head;
@@ -100,8 +104,8 @@ __device__ void FinishSplit(const Decode& a, const KeptGroup<kHeadDim>& kept, in
   OutputFactors<kHeadDim> factors;  // requested before the barrier
   const int own = min(Warp(), kept.heads - 1);
   if (whole) factors.Load(a.transform, seq_head.row, seq_head.head + own);
-  if (GroupShared<kHeadDim>::kBuffers == 1) __syncthreads();
-  parts.Put(softmax);
+  if (GroupShared<kHeadDim, Part>::kBuffers == 1) __syncthreads();
+  parts.Put(softmax, kept.heads);
   __syncthreads();
   for (int head = Warp(); head < kept.heads; head += kWarps) {
     float max, sum;
@@ -124,8 +128,8 @@ __device__ void FinishSplit(const Decode& a, const KeptGroup<kHeadDim>& kept, in
 }
 
 // Merges a head's partial results, its splits in order. By a warp.
-template <int kHeadDim>
-__device__ void MergeHead(const Decode& a, const KeptGroup<kHeadDim>& kept, int head) {
+template <int kHeadDim, typename Part>
+__device__ void MergeHead(const Decode& a, const KeptGroup<kHeadDim, Part>& kept, int head) {
   using W = LaneWords<kHeadDim>;
   const SeqHead& seq_head = kept.seq_head;
   const int count = seq_head.end - seq_head.begin,
@@ -194,8 +198,8 @@ __device__ bool IsComplete(const Decode& a, const SeqHead& seq_head, int head, i
 }
 
 // Counts the heads' pages; called with their first split.
-template <int kHeadDim>
-__device__ void CountGroupPages(const Decode& a, const KeptGroup<kHeadDim>& kept) {
+template <int kHeadDim, typename Part>
+__device__ void CountGroupPages(const Decode& a, const KeptGroup<kHeadDim, Part>& kept) {
   using Count = unsigned long long;
   const int seq = kept.seq_head.index / a.kv.shape.q_heads;
   if (a.params.blocks_total != nullptr) {
@@ -209,9 +213,11 @@ __device__ void CountGroupPages(const Decode& a, const KeptGroup<kHeadDim>& kept
 }
 
 template <int kHeadDim, typename Part>
-__global__ void __launch_bounds__(kThreads, GroupLayout<kHeadDim>::kBlocks)
+__global__ void __launch_bounds__(kThreads, kGroupBlocks<kHeadDim, Part>)
     DecodeGroupsKernel(const __grid_constant__ Decode a) {
-  __shared__ GroupShared<kHeadDim> shared;
+  using Shared = GroupShared<kHeadDim, Part>;
+  extern __shared__ __align__(128) unsigned char memory[];
+  Shared& shared = *reinterpret_cast<Shared*>(memory);
   if (!a.reads_early) WaitOnDependencies();
   const Start start = LoadStart(a);
   const SeqHead& seq_head = start.seq_head;
@@ -223,15 +229,15 @@ __global__ void __launch_bounds__(kThreads, GroupLayout<kHeadDim>::kBlocks)
 
   // As in split.cu: everything but q and gates is loaded before the wait, and the row's own page is
   // loaded again.
-  KeptGroup<kHeadDim>* kept = shared.seq_heads[Warp()];
+  using Kept = KeptGroup<kHeadDim, Part>;
+  Kept* kept = shared.seq_heads[Warp()];
   Cursor next{0, start.first, 0, 0};
   EnterSplit(seq_head, next);
   HalfPage half_page = HalfPageAt(start, next.iteration);
   const HalfPage second = HalfPageAt(start, min(next.iteration + 1, next.iteration_end - 1));
-  GroupTile<kHeadDim, Part> tile;
+  GroupTile<kHeadDim, Part> tile(shared.tiles[Warp()]);
   PrefetchGroupGates<Part>(a, seq_head, half_page);
-  LoadKeys(a, half_page, tile);
-  LoadValues(a, half_page, tile);
+  tile.Load(a, half_page);
   if (next.iteration + 1 < next.iteration_end) {
     PrefetchGroupGates<Part>(a, seq_head, second);
     PrefetchTiles<kHeadDim, Part>(a, second);
@@ -239,8 +245,8 @@ __global__ void __launch_bounds__(kThreads, GroupLayout<kHeadDim>::kBlocks)
   PrefetchOutputConstants<kHeadDim>(a.transform, seq_head.head, NumHeads(a, seq_head.group_head));
   TriggerDependents();
   WaitOnDependencies();
-  if (half_page.own) LoadAgain(a, half_page, tile);
-  const typename KeptGroup<kHeadDim>::Words row = KeptGroup<kHeadDim>::LoadRow(a, seq_head);
+  if (half_page.own) tile.LoadAgain(a, half_page);
+  const typename Kept::Words row = Kept::LoadRow(a, seq_head);
   GroupGate gate = LoadGroupGate<Part>(a, seq_head, half_page);
   if (Lane() == 0) kept[0].seq_head = seq_head;
   kept[0].Take(a, row);
@@ -251,25 +257,23 @@ __global__ void __launch_bounds__(kThreads, GroupLayout<kHeadDim>::kBlocks)
     const Cursor now = next;
     const int valid = half_page.valid;
     more = Advance(start.last, kept, next);
-    if (more) half_page = HalfPageAt(a, kept[next.slot].seq_head, next.iteration);
+    half_page = HalfPageAt(a, kept[next.slot].seq_head, next.iteration, more);
+    tile.WaitForKeys();
     const GroupWeights weights = GroupScoresToProbs(kept[now.slot], tile, gate, valid, softmax);
-    // All loads after all products: at the loop's top the compiler waits for all of them, so that
-    // earlier keys gain nothing, and their branch would part the softmax from the values' products.
-    AddGroupValues(weights, tile, softmax);
-    // LoadGroupGate loads the gates of the next half page, and gates that the kernel does not use
-    // behind the block's last one: with a branch around the call the compiler would copy the gates,
-    // and so wait for them.
+    // The gates of the next half page, and gates that are not used behind the block's last one:
+    // with a branch around the call the compiler would copy the gates, and so wait for them.
     gate = LoadGroupGate<Part>(a, kept[next.slot].seq_head, half_page);
-    if (more) {
-      LoadKeys(a, half_page, tile);
-      LoadValues(a, half_page, tile);
-    }
+    tile.NextKeys(a, half_page);
+    tile.WaitForValues();
+    AddGroupValues(weights, tile, softmax);
+    tile.NextValues(a, half_page, more);
     if (next.split == now.split) continue;
 
-    const KeptGroup<kHeadDim>& done = kept[now.slot];
+    const Kept& done = kept[now.slot];
+    if constexpr (kHasExponents<Part>) softmax.ApplyScale();
     FinishSplit(a, done, now.split, softmax, shared.split[buffer]);
     softmax = GroupSoftmax<kHeadDim>();
-    buffer = (buffer + 1) % GroupShared<kHeadDim>::kBuffers;
+    buffer = (buffer + 1) % GroupShared<kHeadDim, Part>::kBuffers;
     const int begin = done.seq_head.begin, end = done.seq_head.end;
     if ((!more || next.slot != now.slot) && end - begin > 1) {
       const int count = min(end, start.last) - max(begin, start.first);
@@ -287,9 +291,15 @@ __global__ void __launch_bounds__(kThreads, GroupLayout<kHeadDim>::kBlocks)
 
 template <int kHeadDim, typename Part>
 cudaError_t LaunchFor(const Decode& arguments, cudaStream_t stream) {
+  constexpr size_t kBytes = sizeof(GroupShared<kHeadDim, Part>);
+  const void* kernel = KernelAddress(DecodeGroupsKernel<kHeadDim, Part>);
+  if (cudaError_t error = AllowDynamicSmem<kBytes>(kernel); error != cudaSuccess) return error;
+  // What an SM's blocks need has to fit into the share.
+  constexpr bool kTakesAll = kGroupBlocks<kHeadDim, Part> * (kBytes + 1024) > 196 * 1024;
   return Launch(DecodeGroupsKernel<kHeadDim, Part>,
                 static_cast<unsigned>(arguments.schedule.decode_blocks), kThreads,
-                SmemConfig(0, DecodeCarveout(arguments.batch)), stream, arguments);
+                SmemConfig(kBytes, kTakesAll ? Carveout::kMax : DecodeCarveout(arguments.batch)),
+                stream, arguments);
 }
 
 }  // namespace
@@ -297,7 +307,10 @@ cudaError_t LaunchFor(const Decode& arguments, cudaStream_t stream) {
 cudaError_t DecodeGroupsBlocks(const PagedKvShape& shape, int* blocks) {
   return DispatchHeadDim<64>(shape.head_dim, [&]<int kHeadDim>() {
     return DispatchPart(shape.dtype, [&]<typename Part>() {
-      return ResidentBlocks(KernelAddress(DecodeGroupsKernel<kHeadDim, Part>), kThreads, blocks);
+      const void* kernel = KernelAddress(DecodeGroupsKernel<kHeadDim, Part>);
+      constexpr size_t kBytes = sizeof(GroupShared<kHeadDim, Part>);
+      if (cudaError_t error = AllowDynamicSmem<kBytes>(kernel); error != cudaSuccess) return error;
+      return ResidentBlocks(kernel, kThreads, kBytes, blocks);
     });
   });
 }

@@ -281,7 +281,7 @@ cudaError_t DecodeBlocks(const PagedKvShape& shape, int* blocks) {
   if (HeadsTogether(shape) > 1) return DecodeGroupsBlocks(shape, blocks);
   return DispatchHeadDim(shape.head_dim, [&]<int kHeadDim>() {
     return DispatchPart(shape.dtype, [&]<typename Part>() {
-      return ResidentBlocks(KernelAddress(DecodeKernel<kHeadDim, Part>), kThreads, blocks);
+      return ResidentBlocks(KernelAddress(DecodeKernel<kHeadDim, Part>), kThreads, 0, blocks);
     });
   });
 }

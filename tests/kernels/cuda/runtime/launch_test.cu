@@ -154,8 +154,8 @@ TEST(KernelAttributesTest, AreThoseOfTheCodeThatRuns) {
   EXPECT_GE(compiled, 80);
   EXPECT_LE(compiled, 10 * major + minor);
   int blocks = 0, again = 0;
-  EXPECT_EQ(ResidentBlocks(KernelAddress(Start), 1024, &blocks), cudaSuccess);
-  EXPECT_EQ(ResidentBlocks(KernelAddress(Start), 1024, &again), cudaSuccess);
+  EXPECT_EQ(ResidentBlocks(KernelAddress(Start), 1024, 0, &blocks), cudaSuccess);
+  EXPECT_EQ(ResidentBlocks(KernelAddress(Start), 1024, 0, &again), cudaSuccess);
   EXPECT_GE(blocks, 1);
   EXPECT_EQ(blocks, again);
   EXPECT_EQ(CompiledArchitecture(nullptr), 0);
