@@ -138,6 +138,7 @@ TEST(FoxBenchTest, MakesAModelThatLoads) {
   const std::string dir = TempPath("model");
   int64_t unpruned[2];
   for (const int kv_heads : {8, 4}) {
+    SCOPED_TRACE(kv_heads);
     const Ran made = RunProgram(
         "fox-bench", {"make-model", "--out", dir, "--layers", "2", "--heads", "8", "--kv-heads",
                       std::to_string(kv_heads), "--hidden-size", "128", "--vocab-size", "300"});

@@ -20,10 +20,10 @@ AMOUNTS: tuple[tuple[str, Callable[[str], object], Callable[[str], int], int], .
      # The simulation of the call layer came after the limit.
      lambda path: path.startswith("tests/") and not path.startswith("tests/server/calls/sim/")
      and re.search(r"\.(?:cc|h|cu|cuh|py)$", path),
-     lambda text: text.count("\n"), 76_900),  # (48,000)
+     lambda text: text.count("\n"), 76_930),  # (48,000)
     ("lines of C++ and CUDA outside tests, without blanks and comments",
      lambda path: not path.startswith("tests/") and CPP_FILE.search(path),
-     lambda text: len(re.findall(r"(?m)^[ \t]*(?!//)[^ \t\n]", text)), 51_130),  # (34,000)
+     lambda text: len(re.findall(r"(?m)^[ \t]*(?!//)[^ \t\n]", text)), 51_350),  # (34,000)
     ("lines of ./run", lambda path: path == "run", lambda text: text.count("\n"), 260),
     ("lines of models/fox_model.cc", lambda path: path == "models/fox_model.cc",
      lambda text: text.count("\n"), 171),
