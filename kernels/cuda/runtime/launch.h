@@ -51,6 +51,9 @@ enum class Carveout : int {
   kAttention = 75,                       // 196 KiB of shared memory and 60 KiB of L1
   kMax = cudaSharedmemCarveoutMaxShared  // 228 and 28
 };
+// Bytes of shared memory that an SM has with kAttention, and that CUDA takes for itself of each
+// block's.
+inline constexpr size_t kAttentionSmem = 196 * 1024, kReservedSmem = 1024;
 
 // Kernels that are to overlap on an SM must all ask for the largest share, even if they use less:
 // from BeginStep to Sample all do, in steps of up to kOverlapRows rows, all of which decode, but

@@ -59,8 +59,8 @@ class CallBudget {
   // half of the bytes, or all calls but the last 64th, which is kept for others. MessageTooLarge:
   // the bytes alone are more.
   absl::StatusOr<Share> TakeShare(uint64_t client, int64_t bytes);
-  // Exceeds is true if so many shares with so many bytes in all are more than any client may hold,
-  // so that a call that needs them is refused for good.
+  // Exceeds tells whether shares of `calls` calls, with `bytes` in all, are more than any client
+  // may hold, so that a call that needs them is refused for good.
   bool Exceeds(int64_t calls, int64_t bytes) const {
     return calls > max_client_calls() || bytes > max_client_bytes();
   }

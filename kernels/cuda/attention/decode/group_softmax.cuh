@@ -229,15 +229,15 @@ struct GroupSoftmax {
   float scale = 1;  // of the lane's query; with pages in bf16 one
   float out[kHeadDim / 16][4] = {};
 
-  // Multiplies `out` by `scale`; a new softmax must follow.
-  __device__ __forceinline__ void ApplyScale() {
-    const float even = FromLane(scale, Lane() % 4 * 8), odd = FromLane(scale, Lane() % 4 * 8 + 4);
+  // Multiplies `out` by the `factor` of each query, which the query's lanes have.
+  __device__ __forceinline__ void MultiplyOut(float factor) {
+    const float even = FromLane(factor, Lane() % 4 * 8), odd = FromLane(factor, Lane() % 4 * 8 + 4);
 #pragma unroll
     for (auto& of_dims : out) {
-      of_dims[0] *= even;
-      of_dims[1] *= odd;
-      of_dims[2] *= even;
-      of_dims[3] *= odd;
+      of_dims[0] = __fmul_rn(of_dims[0], even);
+      of_dims[1] = __fmul_rn(of_dims[1], odd);
+      of_dims[2] = __fmul_rn(of_dims[2], even);
+      of_dims[3] = __fmul_rn(of_dims[3], odd);
     }
   }
 };
@@ -305,7 +305,7 @@ __device__ __forceinline__ GroupWeights GroupScoresToProbs(const KeptGroup<kHead
   }
   float factor = rescale, inverse = 1;
   if constexpr (kHasExponents<Part>) {
-    // The unit is that of the largest weight so far.
+    // `scale` becomes the unit of the largest weight so far, as only smaller weights lose bits.
     const float before = softmax.scale * rescale;
     float largest = before * 0x1p14f;
 #pragma unroll
@@ -327,14 +327,7 @@ __device__ __forceinline__ GroupWeights GroupScoresToProbs(const KeptGroup<kHead
     weights.high[k / 2] = Operand::FromBf16(high, inverse);
     weights.low[k / 2] = Operand::FromBf16(low, inverse);
   }
-  const float even = FromLane(factor, Lane() % 4 * 8), odd = FromLane(factor, Lane() % 4 * 8 + 4);
-#pragma unroll
-  for (auto& out : softmax.out) {
-    out[0] = __fmul_rn(out[0], even);
-    out[1] = __fmul_rn(out[1], odd);
-    out[2] = __fmul_rn(out[2], even);
-    out[3] = __fmul_rn(out[3], odd);
-  }
+  softmax.MultiplyOut(factor);
   return weights;
 }
 

@@ -29,10 +29,13 @@ struct GroupLayout {
   static constexpr int kValueParts = kHeadDim / 64;
 };
 
-// Each lane's query, the place of its keys, and the first of the keys whose parts it multiplies.
-__device__ inline int LaneQuery() { return Lane() / 4; }
-__device__ inline int LaneFirstKey() { return Lane() % 4 * 8; }
-__device__ inline int LaneKeyRow() { return LaneQuery() / 2 * 8 + LaneQuery() % 2; }
+// A lane's query, the first of the keys whose logits and values it has, and the first of those
+// whose dims it multiplies.
+__device__ inline int LaneQuery(int lane = Lane()) { return lane / 4; }
+__device__ inline int LaneFirstKey(int lane = Lane()) { return lane % 4 * 8; }
+__device__ inline int LaneKeyRow(int lane = Lane()) {
+  return LaneQuery(lane) / 2 * 8 + LaneQuery(lane) % 2;
+}
 
 template <int kRowBytes>
 __device__ inline const char* HalfPageBegin(const void* pool, const HalfPage& half_page) {
@@ -66,12 +69,13 @@ class GroupTile<kHeadDim, uint4> {
     });
   }
 
-  // Return when the keys, or the values, are there.
+  // WaitForKeys and WaitForValues return when the half page's keys, or values, can be read.
   __device__ __forceinline__ void WaitForKeys() const {}
   __device__ __forceinline__ void WaitForValues() const {}
   __device__ __forceinline__ const uint4& Key(int j, int i) const { return keys_[j][i]; }
   __device__ __forceinline__ const uint4& Value(int k, int i) const { return values_[k][i]; }
-  // Request the next half page's, in the place of those that have been used.
+  // NextKeys and NextValues request the next half page's keys and values, in the place of this
+  // one's, which the caller has used.
   __device__ __forceinline__ void NextKeys(const Decode& /*a*/, const HalfPage& /*next*/) {}
   __device__ __forceinline__ void NextValues(const Decode& a, const HalfPage& next, bool more) {
     if (more) Load(a, next);
@@ -148,12 +152,12 @@ class GroupTile<kHeadDim, uint2> {
   __device__ __forceinline__ void WaitForKeys() {
     Wait<1>();
     const int lane = OpaqueThreadIdx() % kWarp;
-    at_ = Place(lane / 8 * 8 + lane / 4 % 2, lane % 4 * kPartBytes);  // LaneKeyRow's
+    at_ = Place(LaneKeyRow(lane), lane % 4 * kPartBytes);
   }
   __device__ __forceinline__ void WaitForValues() {
     Wait<1>();
     const int lane = OpaqueThreadIdx() % kWarp;
-    at_ = Place(lane % 4 * 8, lane / 4 * kPartBytes);
+    at_ = Place(LaneFirstKey(lane), LaneQuery(lane) * kPartBytes);
   }
   __device__ __forceinline__ uint2 Key(int j, int i) const {
     return PartAt(room_.keys, Place(2 * j, 4 * i * kPartBytes));

@@ -270,10 +270,10 @@ __global__ void __launch_bounds__(kThreads, kGroupBlocks<kHeadDim, Part>)
     if (next.split == now.split) continue;
 
     const Kept& done = kept[now.slot];
-    if constexpr (kHasExponents<Part>) softmax.ApplyScale();
+    if constexpr (kHasExponents<Part>) softmax.MultiplyOut(softmax.scale);
     FinishSplit(a, done, now.split, softmax, shared.split[buffer]);
     softmax = GroupSoftmax<kHeadDim>();
-    buffer = (buffer + 1) % GroupShared<kHeadDim, Part>::kBuffers;
+    buffer = (buffer + 1) % Shared::kBuffers;
     const int begin = done.seq_head.begin, end = done.seq_head.end;
     if ((!more || next.slot != now.slot) && end - begin > 1) {
       const int count = min(end, start.last) - max(begin, start.first);
@@ -294,8 +294,9 @@ cudaError_t LaunchFor(const Decode& arguments, cudaStream_t stream) {
   constexpr size_t kBytes = sizeof(GroupShared<kHeadDim, Part>);
   const void* kernel = KernelAddress(DecodeGroupsKernel<kHeadDim, Part>);
   if (cudaError_t error = AllowDynamicSmem<kBytes>(kernel); error != cudaSuccess) return error;
-  // What an SM's blocks need has to fit into the share.
-  constexpr bool kTakesAll = kGroupBlocks<kHeadDim, Part> * (kBytes + 1024) > 196 * 1024;
+  // The share must hold the shared memory of all blocks that an SM is to have.
+  constexpr bool kTakesAll =
+      kGroupBlocks<kHeadDim, Part> * (kBytes + kReservedSmem) > kAttentionSmem;
   return Launch(DecodeGroupsKernel<kHeadDim, Part>,
                 static_cast<unsigned>(arguments.schedule.decode_blocks), kThreads,
                 SmemConfig(kBytes, kTakesAll ? Carveout::kMax : DecodeCarveout(arguments.batch)),
